@@ -479,8 +479,8 @@ def read_again(
     began = time.monotonic()
     read = sum(1 for _ in itertools.islice(batches, count))
     log.warning(
-        "To continue at the saved position, %d batches were read again, which took %.1f s: %s",
-        read,
+        "To continue at the saved position, %s read again, which took %.1f s: %s",
+        "1 batch was" if read == 1 else f"{read} batches were",
         time.monotonic() - began,
         instead,
     )

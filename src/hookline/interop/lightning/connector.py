@@ -7,10 +7,8 @@ trainer's dictionaries change exactly when Lightning's do.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from numbers import Number
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from hookline.engine.binding import Binding
@@ -21,6 +19,8 @@ from hookline.interop.lightning.hparams import merge_hyperparameters
 from hookline.interop.lightning.logged_values import (
     LoggedValues,
     Shown,
+    as_logged,
+    levels,
     log_dtype,
     number_of,
     print_results,
@@ -31,73 +31,6 @@ from hookline.interop.lightning.progress import LoopCounts
 from hookline.metrics.metric_log import MetricLog
 from hookline.metrics.metric_objects import named_metrics
 from hookline.run.state import State
-
-EACH_STEP = frozenset(
-    {
-        "training_step",
-        "backward",
-        "optimizer_step",
-        "optimizer_zero_grad",
-        "configure_gradient_clipping",
-        "clip_gradients",
-        "on_before_backward",
-        "on_after_backward",
-        "on_before_optimizer_step",
-        "on_before_zero_grad",
-        "on_train_batch_start",
-        "on_train_batch_end",
-    }
-)
-"""Hooks of a training batch: the value of each step, unless something else is requested."""
-EACH_BATCH = frozenset(
-    name
-    for kind in ("validation", "test")
-    for name in (f"{kind}_step", f"on_{kind}_batch_start", f"on_{kind}_batch_end")
-)
-"""Hooks of an evaluation batch: the mean of the pass, unless something else is requested."""
-EACH_EPOCH = frozenset(
-    f"on_{kind}_{moment}"
-    for kind in ("train", "validation", "test")
-    for moment in ("start", "epoch_start", "epoch_end")
-)
-"""Hooks outside of batches: only by epoch."""
-
-
-def levels(fx: str, on_step: bool | None, on_epoch: bool | None) -> tuple[bool, bool]:
-    """Return whether a hook logs by step and by epoch; raise where Lightning does not log."""
-    if fx not in EACH_STEP | EACH_BATCH | EACH_EPOCH:
-        raise refusal(f"You can't self.log() inside `{fx}`: use self.logger there.", "log", fx)
-    is_step = fx in EACH_STEP
-    on_step = is_step if on_step is None else on_step
-    on_epoch = not is_step if on_epoch is None else on_epoch
-    if fx in EACH_EPOCH and (on_step or not on_epoch):
-        raise refusal(
-            f"You can't self.log(on_step={on_step}, on_epoch={on_epoch}) inside `{fx}`, which is not called "
-            "for batches: leave both out.",
-            "on_step",
-            on_step,
-        )
-    return on_step, on_epoch
-
-
-def as_logged(name: str, value: Any) -> Any:
-    """Return a number as a tensor, and a metric object as it is; raise for anything else."""
-    if isinstance(value, Tensor | Number):
-        tensor = (
-            value.clone().detach() if isinstance(value, Tensor) else torch.tensor(value, dtype=log_dtype())
-        )
-        if tensor.numel() != 1:
-            raise ValueError(
-                f"self.log({name}, {value}): the tensor has {tensor.numel()} elements; log its mean."
-            )
-        return tensor.squeeze()
-    if hasattr(value, "compute") and hasattr(value, "reset"):
-        return value
-    if isinstance(value, Mapping) and any(isinstance(each, Mapping) for each in value.values()):
-        raise ValueError(
-            f"self.log({name}, {value}): log each number of an inner dictionary under a name of its own."
-        )
-    raise ValueError(f"self.log({name}, {value}): `{type(value).__name__}` values cannot be logged.")
 
 
 def current_hook(running: Any) -> str:
