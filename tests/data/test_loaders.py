@@ -72,6 +72,12 @@ def test_what_cannot_be_iterated_over_is_refused_by_name() -> None:
         make_loaders({"easy": loader(), "hard": 5}, 1.0, "val")
 
 
+@pytest.mark.parametrize("rows", [torch.zeros(6, 4), torch.zeros(6, 4).numpy()])
+def test_rows_of_one_tensor_are_not_taken_for_batches(rows: Any) -> None:
+    with pytest.raises(OptionError, match=r"each row would be a batch. Pass DataLoader\(TensorDataset\(inp"):
+        make_loaders(rows, 1.0, "predict")
+
+
 def test_a_source_with_getitem_is_enough() -> None:
     class Squares:
         def __getitem__(self, index: int) -> int:

@@ -136,6 +136,15 @@ def test_a_fit_that_ends_before_the_test_says_so_and_matplotlib_is_not_needed(
     assert 'pip install "hookline[plots]"' in caplog.text and not list(Path().rglob("*.png"))
 
 
+def test_a_loss_that_still_falls_at_the_highest_rate_asks_for_a_higher_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    LRFinder(1e-5, 100.0, steps=80, plot=False).find(quiet(), Valley(), batches(4))
+    assert "still fell" not in caplog.text
+    LRFinder(1e-5, 1e-2, steps=40, plot=False).find(quiet(), Valley(), batches(4))
+    assert "the loss still fell at max_lr=0.01" in caplog.text
+
+
 def test_a_loss_that_becomes_nan_ends_the_test_not_the_program() -> None:
     class Cliff(Valley):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:

@@ -181,6 +181,18 @@ def test_a_resumed_epoch_continues_where_it_was(log: io.StringIO, tmp_path: Path
     assert log.getvalue().startswith("epoch 0 batch 3/5 ")
 
 
+def test_a_run_that_resumes_in_the_last_validation_of_an_epoch_counts_no_batch_twice(
+    log: io.StringIO, tmp_path: Path
+) -> None:
+    saver = quiet(run_dir=tmp_path, max_epochs=1)
+    saver.on("validation_end")(lambda trainer: trainer.save_checkpoint(tmp_path / "inside"))
+    saver.fit(Net(), batches(4), batches(2))
+    with redirect_stderr(log):
+        bar = ProgressBar(plain_every=0.0)
+        quiet(hooks=[bar], max_epochs=1).fit(Net(), batches(4), batches(2), resume=tmp_path / "inside")
+    assert "4/4" in log.getvalue() and "5/4" not in log.getvalue()
+
+
 def test_a_log_file_stays_free_of_control_codes_even_if_colour_is_forced(
     log: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:

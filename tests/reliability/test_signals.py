@@ -194,6 +194,15 @@ def test_ctrl_c_saves_and_then_is_a_keyboard_interrupt(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoints" / "step-1" / "manifest.json").exists()
 
 
+def test_a_signal_in_the_sanity_check_promises_no_checkpoint(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, Kill("on_validation_batch_end", 1, signal.SIGINT), num_sanity_val_steps=2)
+    assert "SIGINT: finishing this batch, then the run ends" in capfd.readouterr().err
+    assert not list(tmp_path.glob("checkpoints/step-*"))
+
+
 @pytest.mark.parametrize(
     ("number", "error"), [(signal.SIGTERM, Preempted), (signal.SIGINT, KeyboardInterrupt)]
 )

@@ -29,6 +29,7 @@ def test_a_section_that_a_run_has_not_recorded_is_not_a_difference() -> None:
 def test_titles_are_as_short_as_is_unique_and_a_hook_stands_for_its_class() -> None:
     assert column_titles(["module.lr", "trainer.seed"]) == ["lr", "seed"]
     assert column_titles(["module.lr", "optimizer.lr"]) == ["module.lr", "optimizer.lr"]
+    assert column_titles(["lr", "module.lr"]) == ["lr", "module.lr"]
     assert column_titles(["hooks.watch.class"]) == ["watch"]
 
 

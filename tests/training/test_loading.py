@@ -145,6 +145,43 @@ def test_a_val_loader_without_a_validation_step_is_refused_before_training() -> 
         quiet().fit(NoValidation(), batches(), batches(1))
 
 
+def test_a_method_with_nearly_the_name_of_a_missing_one_is_named() -> None:
+    class Misnamed(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 2)
+
+        def train_step(self, batch: Any, batch_idx: int) -> Any: ...
+
+        def valid_step(self, batch: Any, batch_idx: int) -> Any: ...
+
+        def configure_optimizer(self) -> Any: ...
+
+    class Steps(Misnamed):
+        training_step = Misnamed.train_step
+
+    class Optimizes(Misnamed):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    class Trains(Optimizes, Steps): ...
+
+    with pytest.raises(OptionError, match="If train_step is meant to be it, rename it"):
+        quiet().fit(Optimizes(), batches())
+    with pytest.raises(OptionError, match="If configure_optimizer is meant to be it, rename it"):
+        quiet().fit(Steps(), batches())
+    with pytest.raises(OptionError, match="If valid_step is meant to be it, rename it"):
+        quiet().fit(Trains(), batches(), batches())
+
+
+def test_predictions_of_a_loader_that_shuffles_are_not_in_its_order(caplog: pytest.LogCaptureFixture) -> None:
+    data = TensorDataset(torch.randn(6, 4), torch.randn(6, 2))
+    quiet().predict(Net(), DataLoader(data, 2))
+    assert "shuffles" not in caplog.text
+    quiet().predict(Net(), DataLoader(data, 2, shuffle=True))
+    assert "The loader 'predict' shuffles, so the predictions are not in the order of" in caplog.text
+
+
 def test_a_module_without_a_training_step_is_refused() -> None:
     class Nothing(Module):
         def __init__(self) -> None:

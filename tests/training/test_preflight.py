@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -256,3 +257,27 @@ def test_a_setting_of_a_group_that_the_optimizer_would_ignore_is_refused() -> No
 
     quiet().fit(Grouped({"biases": {"weigth_decay": 1.0}}, Own), batches(1))
     quiet().fit(Grouped({"biases": {"lr_scale": 0.5}}), batches(1))  # the user's own code may read it
+
+
+# ---- schedulers of an earlier fit ---------------------------------------------------------------------------------
+
+
+def test_a_scheduler_that_an_earlier_fit_has_advanced_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Decays(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, gamma=0.5)
+
+        def configure_optimizers(self) -> Any:
+            return {"optimizer": self.optimizer, "lr_scheduler": self.schedule}
+
+    net = Decays()
+    quiet(max_epochs=2, run_dir=tmp_path, checkpoint=True).fit(net, batches(2))
+    quiet(max_epochs=3, run_dir=tmp_path, checkpoint=True).fit(Decays(), batches(2), resume="auto")
+    assert "has advanced" not in caplog.text
+    quiet(max_epochs=1).fit(net, batches(2))
+    assert "StepLR has advanced 2 times before this run" in caplog.text
+    assert "the first learning rate is 0.025" in caplog.text

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hookline.data.exclusions import Exclusions, check_samples, known_samples, refuse_exclusion
@@ -413,6 +415,12 @@ def make_loaders(
                 f"The {kind} loader {name!r} is a {described(source)}, which looks like inputs and targets. "
                 "Pass DataLoader(TensorDataset(inputs, targets), batch_size=...), both of torch.utils.data. "
                 "If these are two batches, put them into a list."
+            )
+        if isinstance(source, Tensor | np.ndarray):
+            raise OptionError(
+                f"The {kind} loader {name!r} is {described(source)}, of which each row would be a batch. "
+                "Pass DataLoader(TensorDataset(inputs), batch_size=...), both of torch.utils.data, or a list "
+                "of batches."
             )
         if not hasattr(source, "__iter__") and not hasattr(source, "__getitem__"):
             raise OptionError(

@@ -14,8 +14,9 @@ from typing import Any
 
 from hookline.engine.events import BRANCHES, EVENTS, EVERY_STAGE, RECEIVERS, Event
 from hookline.engine.foreign import Adapter
-from hookline.engine.listener import Listener, plain_function
+from hookline.engine.listener import Listener
 from hookline.engine.plan import Plan
+from hookline.engine.source_text import function_name
 from hookline.util.errors import HookError, closest
 
 LONG_BRANCH = 20
@@ -210,11 +211,11 @@ def _registration_order(listeners: Sequence[Listener]) -> dict[Listener, str]:
 def _listener_row(listener: Listener, position: str) -> dict[str, Any]:
     # the steps of a plain nn.Module call a function that the user has passed to fit
     given = getattr(listener.owner, "given_functions", {}).get(listener.event.name)
-    function = plain_function(given or listener.function)
+    function = given or listener.function
     return {
         "receiver": RECEIVERS[listener.receiver],
         "name": listener.name,
-        "function": getattr(function, "__qualname__", type(function).__qualname__),
+        "function": function_name(function),
         "origin": (listener if given is None else replace(listener, function=given)).origin,
         **({"kind": listener.owner.kind} if isinstance(listener.owner, Adapter) else {}),
         "asks": list(listener.binding.facts),

@@ -18,7 +18,13 @@ from hookline.engine.binding import Binding, Caller, bind_by_name
 from hookline.engine.cost import Account, Allowance
 from hookline.engine.events import NOTHING, RECEIVERS, SIGNAL, Event, EventTable
 from hookline.engine.filters import Filter, FilterSettings, PredicateFilter, filters_of
-from hookline.engine.source_text import function_in_closure, parse_source, passes_arguments_on, words_of
+from hookline.engine.source_text import (
+    function_in_closure,
+    parse_source,
+    passes_arguments_on,
+    plain_function,
+    words_of,
+)
 from hookline.engine.table import LISTED
 from hookline.util.errors import (
     ELSEWHERE,
@@ -198,13 +204,6 @@ def with_filters(call: Caller, filters: list[Filter]) -> Caller:
         return None
 
     return filter_call
-
-
-def plain_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function itself, without partials and bound methods around it."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return getattr(function, "__func__", function)
 
 
 def _returns_something(function: Callable[..., Any]) -> bool | None:

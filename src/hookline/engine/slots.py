@@ -16,7 +16,8 @@ from typing import Any
 
 from hookline.engine.binding import Caller, CallSource, factory
 from hookline.engine.events import EVENTS, REPLACE, SIGNAL, Event
-from hookline.engine.listener import Listener, apply_error_policy, plain_function
+from hookline.engine.listener import Listener, apply_error_policy
+from hookline.engine.source_text import plain_function
 from hookline.util.errors import END_EPOCH, HookError, Signal, StopTraining, described
 
 MOST_UNROLLED = 64

@@ -1,15 +1,29 @@
-"""Read the code of a hook when it is added: the names in its source text, and the function under a decorator.
+"""Read the code of a hook when it is added: its function and name, the names in its source text.
 Code without source text is not checked.
 """
 
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator
 from types import CellType, FunctionType
 from typing import Any
+
+
+def plain_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function itself, without partials and bound methods around it."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__func__", function)
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """Return the name of a function with its class, and of an object with `__call__` that of its class."""
+    function = plain_function(function)
+    return getattr(function, "__qualname__", type(function).__qualname__)
 
 
 def attributes_read(

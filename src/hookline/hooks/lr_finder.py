@@ -217,6 +217,12 @@ class LRFinder(Hook):
                 len(self.lrs),
                 self.min_lr,
             )
+        elif np.argmin(_smooth(self.losses)) >= 0.97 * len(self.losses):
+            log.warning(
+                "LRFinder: the loss still fell at max_lr=%g, so a higher rate may be better. Pass a higher "
+                "max_lr=.",
+                self.max_lr,
+            )
         if self.suggestion is not None:
             log.info("LRFinder suggests a learning rate of %.2g", self.suggestion)
         if self.plot and len(self.lrs) > 2:

@@ -335,7 +335,9 @@ class ProgressBar(Hook):
     def _show_training(self, state: Any) -> None:
         if self._training is not None:
             numbers = {"loss": state.loss, **state.log.bar, **_of_pass(state, "val/")}
-            self._training.advance(state.batch_idx + 1, numbers)
+            done, total = state.batch_idx + 1, self._training.total
+            # a resume in the last validation of an epoch has no batch left, and batch_idx is the next one
+            self._training.advance(done if total is None else min(done, total), numbers)
             self._draw()
 
     # ---- evaluation and prediction -------------------------------------------------------------------------

@@ -97,7 +97,8 @@ class Signals:
         name = signal.Signals(number).name
         by = "" if is_alone else f"[rank {rank}] "
         second = "a second signal" if is_alone else f"the same again after {ECHOES:g} s, or another signal,"
-        ends = f"finishing this batch and saving, then the run ends; {second} ends it at once."
+        does = "finishing this batch and saving" if not run.state.sanity_checking else "finishing this batch"
+        ends = f"{does}, then the run ends; {second} ends it at once."
         if rank == 0:  # once is enough; if only others have received it, `stop_for_signal` says so
             # what is on stderr, a notebook marks as an error
             _write(f"\n{by}{name}: {ends}\n", STDOUT if in_notebook() else STDERR)

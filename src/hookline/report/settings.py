@@ -51,7 +51,7 @@ def recorded_settings(run: RecordedRun) -> dict[str, Any]:
         {name: value if name == "data" else mask(value) for name, value in known.items() if value is not None}
     )
     flat = {key.removeprefix("."): value for key, value in flat.items() if value != {}}
-    twice = {f"config.{key}" for key in flat if key.startswith("trainer.")}
+    twice = {f"config.{key}" for key in flat}
     return {
         key: value for key, value in flat.items() if key.rpartition(".")[2] not in PLACES and key not in twice
     }
@@ -141,9 +141,7 @@ def column_titles(keys: list[str]) -> list[str]:
         parts = key.split(".")
         lengths = range(1, len(parts) + 1)
         alone = (
-            n
-            for n in lengths
-            if sum(each == key or each.endswith("." + ".".join(parts[-n:])) for each in keys) == 1
+            n for n in lengths if sum(f".{each}".endswith("." + ".".join(parts[-n:])) for each in keys) == 1
         )
         found.append(".".join(parts[-next(alone, len(parts)) :]))
     return found

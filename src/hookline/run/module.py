@@ -22,11 +22,48 @@ from hookline.engine._methods import DataMethods, ModuleMethods
 from hookline.engine.init_arguments import RecordsInit
 from hookline.run.optimizers import in_module_order
 from hookline.run.state import loss_in
-from hookline.util.errors import ATTRIBUTES, AdvisesOnNames, HooklineError, OptionError, closest, described
+from hookline.util.errors import (
+    ATTRIBUTES,
+    AdvisesOnNames,
+    HooklineError,
+    OptionError,
+    closest,
+    described,
+    nearly_named,
+)
 from hookline.util.uncopied import Uncopied
 
 
-class Actions:
+class DataActions:
+    """The actions of a run that concern its data, with their defaults."""
+
+    __hookline_base__: ClassVar[bool] = True
+
+    def _attach(self, run: Any) -> None:
+        """Set the run when it begins, and None when it ends."""
+
+    def train_dataloader(self) -> Any:
+        """Return the training loader, if none was passed to fit."""
+
+    def val_dataloader(self) -> Any:
+        """Return the validation loader, or several."""
+
+    def test_dataloader(self) -> Any:
+        """Return the test loader, or several."""
+
+    def predict_dataloader(self) -> Any:
+        """Return the loader to predict on, or several."""
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int = 0) -> Any:
+        """Move a batch to the device.
+
+        batch: nested tensors, and other values, which stay as they are. device: the device of the module.
+        dataloader_idx: the number of its loader.
+        """
+        return move(batch, device)
+
+
+class Actions(DataActions):
     """The actions of a run with their defaults, for `Module` and for a plain `nn.Module`."""
 
     __hookline_base__: ClassVar[bool] = True
@@ -35,9 +72,6 @@ class Actions:
     """False: `training_step` calls `manual_backward` and the optimizers itself."""
     strict_loading: bool = True
     """False: a resume loads the weights that the checkpoint has and keeps the module's own for the others."""
-
-    def _attach(self, run: Any) -> None:
-        """Set the run when it begins, and None when it ends."""
 
     def configure_hooks(self) -> Any:
         """Return hooks of this module, which are added for the length of a run."""
@@ -51,12 +85,14 @@ class Actions:
         raise OptionError(
             f"{type(self).__name__} has no configure_optimizers. Return an optimizer from it: "
             "`return torch.optim.AdamW(self.parameters(), lr=1e-3)`. Or pass optimizer= to fit."
+            + nearly_named(type(self), Module, "configure_optimizers")
         )
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the loss of a batch: `training_step(self, batch, batch_idx)`."""
         raise OptionError(
             f"{type(self).__name__} has no training_step(self, batch, batch_idx), which fit needs."
+            + nearly_named(type(self), Module, "training_step")
         )
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -147,28 +183,8 @@ class Actions:
         else:
             scheduler.step()
 
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int = 0) -> Any:
-        """Move a batch to the device.
-
-        batch: nested tensors, and other values, which stay as they are. device: the device of the module.
-        dataloader_idx: the number of its loader.
-        """
-        return move(batch, device)
-
     def prepare_data(self) -> None:
         """Download or write data to disk; called once per machine."""
-
-    def train_dataloader(self) -> Any:
-        """Return the training loader, if none was passed to fit."""
-
-    def val_dataloader(self) -> Any:
-        """Return the validation loader, or several."""
-
-    def test_dataloader(self) -> Any:
-        """Return the test loader, or several."""
-
-    def predict_dataloader(self) -> Any:
-        """Return the loader to predict on, or several."""
 
 
 class Module(Actions, ModuleMethods, RecordsInit, nn.Module):
@@ -330,33 +346,10 @@ class Module(Actions, ModuleMethods, RecordsInit, nn.Module):
         return loading.load_module(cls, path, strict, weights, **overrides)  # type: ignore[no-any-return]
 
 
-class DataModule(DataMethods, AdvisesOnNames):
+class DataModule(DataActions, DataMethods, AdvisesOnNames):
     """The data of a run: prepares the data, makes the loaders and moves the batches."""
 
     __hookline_base__: ClassVar[bool] = True
-
-    def _attach(self, run: Any) -> None:
-        """Set the run when it begins, and None when it ends."""
-
-    def train_dataloader(self) -> Any:
-        """Return the training loader."""
-
-    def val_dataloader(self) -> Any:
-        """Return the validation loader, or several."""
-
-    def test_dataloader(self) -> Any:
-        """Return the test loader, or several."""
-
-    def predict_dataloader(self) -> Any:
-        """Return the loader to predict on, or several."""
-
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int = 0) -> Any:
-        """Move a batch to the device.
-
-        batch: nested tensors, and other values, which stay as they are. device: the device of the module.
-        dataloader_idx: the number of its loader.
-        """
-        return move(batch, device)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the data module for a checkpoint."""

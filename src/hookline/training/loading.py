@@ -6,6 +6,8 @@ import logging
 import math
 from typing import TYPE_CHECKING, Any
 
+from torch.utils.data import RandomSampler
+
 from hookline.data.batch import move
 from hookline.data.batch_size import with_batch_size
 from hookline.data.libraries import worker_loader
@@ -14,12 +16,12 @@ from hookline.data.sharding import RankSharding
 from hookline.data.workers import refuse_unimportable
 from hookline.engine.foreign import adopt_data
 from hookline.engine.listener import overrides
-from hookline.run.module import DataModule, PlainSteps
+from hookline.run.module import DataModule, Module, PlainSteps
 from hookline.run.run import Run
 from hookline.training.batch_totals import make_totals
 from hookline.training.evaluate import check_aggregation
 from hookline.training.restore import restoring
-from hookline.util.errors import OptionError
+from hookline.util.errors import OptionError, nearly_named
 
 if TYPE_CHECKING:
     from hookline.data.mixing import Mixture
@@ -244,6 +246,12 @@ def _check_loaders(run: Run, kind: str, loaders: list[Loader]) -> None:
     for loader in loaders:
         if (inner := worker_loader(loader.source)) is not None:
             refuse_unimportable(inner, loader.name)
+        if kind == "predict" and isinstance(getattr(loader.source, "sampler", None), RandomSampler):
+            log.warning(
+                "The loader %r shuffles, so the predictions are not in the order of the dataset: pass "
+                "DataLoader(..., shuffle=False).",
+                loader.name,
+            )
     empty = [each for each in loaders if each.length == 0]
     refuses = run.traits.rules.refuses_empty_data and run.options.limit_train_batches != 0
     if kind == "train" and refuses and empty:
@@ -263,4 +271,7 @@ def _check_loaders(run: Run, kind: str, loaders: list[Loader]) -> None:
         and not isinstance(run.steps, PlainSteps)
         and not overrides(run.steps, step)
     ):
-        raise OptionError(f"There is a {kind} loader, but {name} has no {step}(self, batch, batch_idx).")
+        raise OptionError(
+            f"There is a {kind} loader, but {name} has no {step}(self, batch, batch_idx)."
+            f"{nearly_named(type(run.steps), Module, step)}"
+        )

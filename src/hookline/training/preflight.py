@@ -25,6 +25,7 @@ _COLLECTIONS = (tuple, list, set, frozenset)
 def check_before_training(run: Run) -> None:
     """Refuse what cannot work: a validation or metric that cannot come, optimizers that differ over ranks."""
     report_groups(run)
+    warn_of_used_schedulers(run)
     if not run.strategy.ranks.alone:
         from hookline.training.ranks.preflight import check_equal_optimizers
 
@@ -46,6 +47,21 @@ def check_before_training(run: Run) -> None:
         if schedule.monitor is not None and schedule.strict and not run.traits.is_manual:
             _check_metric(
                 run, f"lr_scheduler {type(schedule.scheduler).__name__}", schedule.monitor, "'strict': False"
+            )
+
+
+def warn_of_used_schedulers(run: Run) -> None:
+    """Warn of schedulers that an earlier fit has advanced: this run begins with the rates of its end."""
+    for schedule in run.schedules if run.resume.path is None else ():
+        used = getattr(schedule.scheduler, "last_epoch", 0)
+        if isinstance(used, int) and used > 0 and not run.state.rank:
+            log.warning(
+                "lr_scheduler %s has advanced %d times before this run and continues there: the first "
+                "learning rate is %.3g. To begin the schedule again, make a new optimizer and scheduler for "
+                "each fit.",
+                type(schedule.scheduler).__name__,
+                used,
+                run.state.optimizers[schedule.optimizer_idx].param_groups[0]["lr"],
             )
 
 

@@ -386,6 +386,13 @@ def closest(name: str, allowed: Iterable[str]) -> str:
     return f" Did you mean {found[0]!r}?" if found else ""
 
 
+def nearly_named(cls: type, base: type, name: str) -> str:
+    """Return a hint about a method of a user's class that has nearly this name, or an empty string."""
+    own = [each for each in dir(cls) if not hasattr(base, each) and not each.startswith("_")]
+    found = difflib.get_close_matches(name, own, n=1, cutoff=0.8)
+    return f" If {found[0]} is meant to be it, rename it." if found else ""
+
+
 WEIGHT_FILES: Final = (".bin", ".ckpt", ".pt", ".pth", ".safetensors")
 """Endings of files with weights."""
 CHECKPOINT_PLACE: Final = "A run has its checkpoints in RUN_DIR/checkpoints."

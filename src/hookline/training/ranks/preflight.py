@@ -16,6 +16,7 @@ from typing import Any
 
 from hookline.distributed.comm import STARTS, Ranks, describe_ended_ranks, format_ranks
 from hookline.distributed.process_group import wait_until
+from hookline.engine.source_text import function_name
 from hookline.run.optimizers import bare
 from hookline.run.run import Run
 from hookline.run.state import State
@@ -113,7 +114,7 @@ def listeners_of(run: Run) -> list[list[str]]:
         [
             event.name,
             each.label,
-            type(each.owner).__name__ if each.owner is not None else each.function.__qualname__,
+            type(each.owner).__name__ if each.owner is not None else function_name(each.function),
             " ".join(one.text for one in each.filters),
         ]
         for event in run.plan.table
