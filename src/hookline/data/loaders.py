@@ -101,6 +101,11 @@ class Loader:
         self.shard_plan = shard_plan_for(self.source, self.sharding)
 
     @property
+    def first_length(self) -> int | None:
+        """Return the batches of this rank in a whole pass."""
+        return self._whole
+
+    @property
     def is_exact(self) -> bool:
         """Return whether the length is certain; that of an iterable dataset may be an estimate."""
         return (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import math
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeVar
@@ -13,11 +12,9 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hookline.engine.checks import Count, Number, check_choice, checked_parameters, refused
 from hookline.engine.hook import Hook
+from hookline.hooks._run_length import RunLength
 from hookline.hooks._settings import facts_asked
 from hookline.util.errors import HookError, OptionError, closest, described
-from hookline.util.terminal import log_notice
-
-log = logging.getLogger("hookline")
 
 F = TypeVar("F", bound=Callable[..., float])
 
@@ -141,13 +138,12 @@ class LRSchedule(Hook):
         self.options = options
         self._shape = self._find(schedule)
         self._asks = facts_asked(schedule, "LRSchedule: the function", LR_FACTS) if callable(schedule) else []
+        self._length = RunLength("LRSchedule", interval)
         self._until = math.inf if total is None else total
         self._warmup = self._count_warmup()
         self._at = -1
         self._written: list[list[float]] = []
         """The rates set last, per optimizer and parameter group."""
-        self._saved_until: int | None = None
-        """The length of the run when the checkpoint was saved that this run continues."""
 
     def _find(self, schedule: Any) -> Callable[..., Any]:
         takes: list[str] = []
@@ -192,9 +188,10 @@ class LRSchedule(Hook):
 
     def setup(self, stage: str) -> None:
         if stage == "fit":
-            self._at, self._written, self._saved_until = -1, [], None
+            self._at, self._written = -1, []
+            self._length.forget()
 
-    def on_fit_start(self, trainer: Any, optimizers: list[Any], schedulers: list[Any], rank: int) -> None:
+    def on_fit_start(self, trainer: Any, optimizers: list[Any], schedulers: list[Any]) -> None:
         others = sorted(
             {type(each).__name__ for each in schedulers if not isinstance(each, ReduceLROnPlateau)}
         )
@@ -206,26 +203,7 @@ class LRSchedule(Hook):
         self._until = math.inf if self.total is None else self.total
         needs_total = self.schedule != "constant" and (not callable(self.schedule) or "total" in self._asks)
         if self.total is None and (needs_total or isinstance(self.warmup, float)):
-            self._until = (
-                trainer.estimated_stepping_batches if self.interval == "step" else trainer.options.max_epochs
-            )
-            if not 0 < self._until < math.inf:
-                raise OptionError(
-                    f"LRSchedule: the number of {self.interval}s of the run is unknown; pass total=, "
-                    "or set max_steps or max_epochs."
-                )
-            if self._saved_until not in (None, self._until) and not rank:
-                log_notice(
-                    log,
-                    "LRSchedule: the run has %s %ss now; when it was saved, it had %s. The learning rate "
-                    "follows the curve over all %s from here on; LRSchedule(..., total=%s) keeps the earlier "
-                    "curve.",
-                    self._until,
-                    self.interval,
-                    self._saved_until,
-                    self._until,
-                    self._saved_until,
-                )
+            self._until = self._length.find(trainer)
         self._warmup = self._count_warmup()
         if self._warmup >= self._until:
             if not trainer.options.fast_dev_run:
@@ -273,11 +251,11 @@ class LRSchedule(Hook):
         self._written = written
 
     def state_dict(self) -> dict[str, Any]:
-        return {"written": self._written, "until": None if self._until == math.inf else self._until}
+        return {"written": self._written, "length": self._length.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._at, self._written = -1, [list(each) for each in state["written"]]
-        self._saved_until = state.get("until")  # checkpoints of earlier versions have none
+        self._length.load_state_dict(state.get("length", {}))  # checkpoints of earlier versions have none
 
 
 def _copied(rate: Any) -> Any:

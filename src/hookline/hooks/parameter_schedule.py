@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hookline.engine.checks import Count, Number, check_choice, checked_parameters, refused
 from hookline.engine.hook import Hook
+from hookline.hooks._run_length import RunLength
 from hookline.hooks._settings import as_patterns, current_value, facts_asked, read_moments
 from hookline.hooks._targets import Target, Value, find_targets, kind_of, parse_path
 from hookline.hooks.lr_schedule import LR_FACTS, SCHEDULES, LRSchedule
@@ -75,6 +76,7 @@ class ParameterSchedule(Hook):
         self.target, self.schedule, self.groups, self.log = target, schedule, groups, log
         self.start, self.end, self.total, self.every, self.between = start, end, total, every, between
         self.options = options
+        self.length = RunLength(WHO, every)
         self._curve = self._read_schedule()
         self._targets: list[Target] = []
         self._written: list[Value] = []
@@ -124,6 +126,7 @@ class ParameterSchedule(Hook):
     def setup(self, stage: str) -> None:
         if stage == "fit":
             self._start = []
+            self.length.forget()
             self.on_checkpoint_load()
 
     def on_checkpoint_load(self) -> None:
@@ -223,10 +226,11 @@ class ParameterSchedule(Hook):
             metrics[f"{name}/{target.label}" if isinstance(self.log, str) else target.label] = value
 
     def state_dict(self) -> dict[str, Any]:
-        return {"start": self._start}
+        return {"start": self._start, "length": self.length.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._start = list(state["start"])
+        self.length.load_state_dict(state.get("length", {}))  # checkpoints of earlier versions have none
 
 
 def _drives(scheduler: Any, name: str) -> bool:
@@ -257,7 +261,7 @@ class _Shape:
 
     def begin(self, trainer: Any) -> None:
         """Find the length of the schedule."""
-        self.total = _length(self.hook, trainer)
+        self.total = self.hook.total or self.hook.length.find(trainer)
 
     def examples(self, start: Any) -> list[Any]:
         """Return values that the schedule takes, to check them."""
@@ -289,7 +293,7 @@ class _Function:
     def begin(self, trainer: Any) -> None:
         """Find the length of the run, if the function uses it."""
         if "total" in self.asks:
-            self.total = _length(self.hook, trainer)
+            self.total = self.hook.total or self.hook.length.find(trainer)
 
     def examples(self, start: Any) -> list[Any]:
         """Return no values: the first one is checked when it is written."""
@@ -351,17 +355,3 @@ class _Moments:
             if now < then:
                 return low + (high - low) * (now - at) / (then - at)
         return points[-1][1]
-
-
-def _length(hook: ParameterSchedule, trainer: Any) -> float:
-    """Return the steps or epochs of the schedule: as given, or those of the run."""
-    total = hook.total
-    if total is None:
-        by_step = hook.every == "step"
-        total = trainer.estimated_stepping_batches if by_step else trainer.options.max_epochs
-    if total is None or not 0 < total < math.inf:
-        raise OptionError(
-            f"{WHO}: the number of {hook.every}s of the run is unknown; pass total=, or set max_steps or "
-            "max_epochs."
-        )
-    return float(total)

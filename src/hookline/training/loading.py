@@ -200,14 +200,34 @@ def resolve_mixture(run: Run) -> Mixture:
 def estimated_steps(run: Run) -> float:
     """Return the number of optimizer updates of this run; infinite if it is not known."""
     load(run, "train")
-    options, loader = run.options, run.data.train
+    options = run.options
     assert options.max_epochs is not None
     steps = math.inf
-    # of a mixture the first length, which does not change in a resumed run
-    length = loader.first_length if run.data.is_mixture else loader.length
+    # the length of a whole epoch, which does not change in a resumed run
+    length = run.data.train.first_length
     if options.max_epochs >= 0 and length is not None:
         steps = _updates_of(run, length, options.max_epochs)
     return min(steps, options.max_steps) if options.max_steps >= 0 else steps
+
+
+def remaining_steps(run: Run) -> float:
+    """Return the updates from the position of the run to its end; infinite if they are not known.
+
+    They are not those of the whole run less those made, if a resume has changed the batch size or the
+    accumulation.
+    """
+    s, options, loader, position = run.state, run.options, run.data.train, run.progress.position
+    assert options.max_epochs is not None
+    steps, length = math.inf, loader.first_length
+    if options.max_epochs >= 0 and length is not None:
+        next_epoch = s.epochs_seen + bool(position)
+        steps = _updates_of(run, length, options.max_epochs) - _updates_of(run, length, next_epoch)
+        if position:
+            saved = run.resume.contents.get("loader")
+            left = None if saved is None or run.data.is_mixture else loader.left_of(saved)
+            left = length - position if left is None else min(left, length)
+            steps += math.ceil((run.window.batches + left) / options.accumulate_grad_batches)
+    return min(steps, options.max_steps - s.step) if options.max_steps >= 0 else steps
 
 
 def _updates_of(run: Run, length: int, epochs: int) -> int:

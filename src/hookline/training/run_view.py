@@ -322,6 +322,15 @@ class RunView(View):
 
         return estimated_steps(self._run)
 
+    @property
+    def remaining_steps(self) -> float:
+        """The number of optimizer updates from here to the end of the run; infinite if it is not known."""
+        if self._run is None:
+            raise HooklineError("remaining_steps is known during a run, from on_fit_start on.")
+        from hookline.training.loading import remaining_steps
+
+        return remaining_steps(self._run)
+
 
 for _name in OPTION_NAMES:
     if not hasattr(RunView, _name):

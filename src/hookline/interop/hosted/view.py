@@ -88,6 +88,11 @@ class HostView(View):
             )
         return int(total)
 
+    @property
+    def remaining_steps(self) -> int:
+        """Return the number of optimizer updates that the run will still make."""
+        return self.estimated_stepping_batches - self.state.step
+
     def num_batches(self, kind: str = "train") -> dict[str, int | None]:
         """Return the batches per pass by the loader's name; empty if unknown.
 
