@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from hookline.report.settings import column_titles, differences, format_column, format_setting
+from pathlib import Path
+
+from hookline.report.reader import RecordedRun
+from hookline.report.settings import (
+    column_titles,
+    differences,
+    format_column,
+    format_setting,
+    recorded_settings,
+)
 from hookline.util.text import cut
 
 
@@ -52,3 +61,17 @@ def test_different_values_look_different_in_a_column() -> None:
     paths = [f"/data/{'long/' * 20}{name}{'/parts' * 20}/train.csv" for name in ("first", "second")]
     first, second = map(cut, format_column("path", paths))
     assert "first" in first and "second" in second
+
+
+def test_a_setting_is_what_the_optimizer_used_and_a_class_is_listed_once() -> None:
+    record = {
+        "config": {
+            "optimizer": {"class_path": "AdamW", "lr": 0.0001, "clip": 3},
+            "hooks": {"k": {"class_path": "mine.Watch", "at": 50}},
+        },
+        "hooks": {"k": {"class": "mine.Watch", "params": {"at": 50}}},
+        "settings": {"optimizers.0.groups.0.lr": 0.003, "seed": 1},  # resumed: the checkpoint's rate is used
+    }
+    found = recorded_settings(RecordedRun(Path("run"), record=record))
+    assert found["config.optimizer.lr"] == 0.003 and found["config.optimizer.clip"] == 3
+    assert found["hooks.k.class"] == "mine.Watch" and "config.hooks.k.class_path" not in found

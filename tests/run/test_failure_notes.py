@@ -70,3 +70,11 @@ def test_layers_in_a_list_are_told_to_be_in_a_module_list() -> None:
     assert caught.value.__notes__[0].startswith(
         "Listed has no parameters; layers in a Python list must be in"
     )
+
+
+def test_a_prediction_of_a_plain_model_says_what_it_is_called_with() -> None:
+    rows = [{"x": torch.randn(3, 4)}]
+    net = torch.nn.Sequential(torch.nn.Linear(4, 2))
+    with pytest.raises(TypeError) as caught:
+        quiet().predict(net, rows)
+    assert any("write predict_step(self, batch, batch_idx)" in each for each in caught.value.__notes__)

@@ -473,6 +473,14 @@ def test_the_sanity_check_leaves_no_metrics() -> None:
     assert set(metrics) == {"train/loss"}
 
 
+def test_a_stop_in_the_sanity_check_says_where_it_was_requested(caplog: pytest.LogCaptureFixture) -> None:
+    trainer = quiet(num_sanity_val_steps=1)
+    trainer.on("validation_end")(lambda trainer: trainer.stop("good enough"))
+    trainer.fit(Net(), batches(), batches(2))
+    assert (trainer.status, trainer.global_step) == ("stopped", 0)
+    assert "Nothing to train: good enough (requested in the sanity check" in caplog.text
+
+
 def test_the_sanity_check_does_not_move_the_random_streams() -> None:
     def first_numbers(steps: int) -> torch.Tensor:
         torch.manual_seed(5)

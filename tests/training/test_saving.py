@@ -308,6 +308,21 @@ def test_a_validation_that_was_done_before_the_save_is_not_done_again(tmp_path: 
     assert seen == [4]
 
 
+def test_a_checkpoint_of_weights_that_an_evaluation_loaded_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = quiet(max_epochs=2, run_dir=tmp_path, checkpoint=True)
+    trainer.on("train_epoch_end")(lambda trainer: trainer.save_checkpoint(tmp_path / "checkpoints" / "early"))
+    net = Net()
+    trainer.fit(net, batches(2))
+    trainer.save_checkpoint(tmp_path / "checkpoints" / "own")
+    trainer.test(net, batches(1), checkpoint="auto")  # the newest: these are the weights that it has
+    assert "has loaded into the model" not in caplog.text
+    trainer.test(net, batches(1), checkpoint=tmp_path / "checkpoints" / "early")
+    trainer.save_checkpoint(tmp_path / "checkpoints" / "mixed")
+    assert "counters and optimizers of step 4, and the weights of" in caplog.text
+
+
 def test_everything_is_in_place_when_on_checkpoint_load_is_heard(tmp_path: Path) -> None:
     quiet(hooks=[SaveAt(3, tmp_path / "c")]).fit(Rich(), batches(4))
 

@@ -79,7 +79,7 @@ FACT_ROWS: tuple[Fact, ...] = (
            "the model that the strategy runs: the module, or its compiled or distributed wrapper"),
     _known("state", "the live state of the run, an object that also reads like a dictionary", reads="s"),
     _known("config", "the object that was passed as `Trainer(config=...)`"),
-    _known("stage", "'fit', 'validate', 'test' or 'predict'"),
+    _known("stage", "'fit' (its validations included), 'validate', 'test' or 'predict'"),
     _known("epoch", "the current epoch, from 0", spellings=("current_epoch",)),
     _known("batch_idx", "the number of the batch in this epoch, from 0"),
     _known("step", "optimizer updates made so far, one per accumulation window", spellings=("global_step",)),

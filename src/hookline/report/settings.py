@@ -14,6 +14,8 @@ LOGGED = ("options", "module", "device", "precision", "strategy", "hooks", "torc
 """Hyper-parameters that every log has; the others are the module's."""
 
 
+FIRST_GROUP = "optimizers.0.groups.0."
+"""Precedes the settings that the first optimizer had in its first parameter group."""
 NOT_CHOSEN = ("ProgressBar", "ModelSummary", "KeptHParams")
 """Endings of classes of hooks that trainers add themselves, and that do not affect training."""
 
@@ -51,7 +53,14 @@ def recorded_settings(run: RecordedRun) -> dict[str, Any]:
         {name: value if name == "data" else mask(value) for name, value in known.items() if value is not None}
     )
     flat = {key.removeprefix("."): value for key, value in flat.items() if value != {}}
-    twice = {f"config.{key}" for key in flat}
+    twice = {f"config.{key}" for key in flat} | {
+        f"config.{key}_path" for key in flat if key.endswith(".class")
+    }
+    for key in flat:
+        # a resumed run uses the learning rate of its checkpoint, not that of its configuration
+        used = f"{FIRST_GROUP}{key.rpartition('.')[2]}"
+        if key.startswith("config.optimizer.") and used in flat:
+            flat[key] = flat[used]
     return {
         key: value for key, value in flat.items() if key.rpartition(".")[2] not in PLACES and key not in twice
     }

@@ -49,6 +49,12 @@ def explain_failure(run: Run, error: BaseException) -> None:
     elif isinstance(error, Exception) and not isinstance(error, HooklineError) and _is_of_step(error):
         batch = describe_batch(run.state.batch)
         error.add_note(f"batch: {batch if len(batch) <= LONGEST_BATCH else batch[:LONGEST_BATCH] + ' ...'}")
+        if run.stage == "predict" and isinstance(run.steps, PlainSteps):
+            error.add_note(
+                f"predict calls {type(run.module).__name__} with the batch, with the first part of a list or "
+                "tuple, or with the entries of a mapping by the names of its parameters. For another batch, "
+                "derive it from hookline.Module and write predict_step(self, batch, batch_idx)."
+            )
 
 
 def _is_of_step(error: BaseException) -> bool:

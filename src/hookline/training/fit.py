@@ -41,6 +41,11 @@ from hookline.util.errors import END_EPOCH, LossError, OptionError, StopTraining
 
 log = logging.getLogger("hookline")
 
+STOPPED_BY_CHECK = (
+    " (requested in the sanity check, before the first batch: ask for `sanity_checking` in the hook to leave "
+    "the check out, or set num_sanity_val_steps=0)"
+)
+
 
 def fit(run: Run) -> None:
     """Train: a sanity check, then epochs until a limit is reached or a stop is requested."""
@@ -340,6 +345,8 @@ def sanity_check(run: Run) -> None:
         evaluate(run, VALIDATION, limit=None if steps < 0 else steps, can_be_cut=True)
         check.end()
     check.forget()
+    if run.state.ending.stop_reason:
+        run.state.ending.stop_reason += STOPPED_BY_CHECK
 
 
 @timed("validation")

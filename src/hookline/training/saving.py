@@ -125,6 +125,21 @@ def save(run: Run, request: SaveRequest) -> None:
     announce(run)
 
 
+def warn_of_loaded_weights(run: Run, evaluation: Run | None) -> None:
+    """Warn if a checkpoint of `run` would get the weights of another one, which a later evaluation loaded."""
+    if evaluation is None or evaluation is run or (loaded := evaluation.resume.path) is None:
+        return
+    if run.saves.newest is not None and shown(run.saves.newest.path) == shown(loaded):
+        return
+    log.warning(
+        "The checkpoint gets the counters and optimizers of step %d, and the weights of %s, which %s() has "
+        "loaded into the model. Save before an evaluation with checkpoint=.",
+        run.state.step,
+        shown(loaded),
+        evaluation.stage,
+    )
+
+
 def leaves_out_base(run: Run, request: SaveRequest) -> bool:
     """Return whether a checkpoint holds only trainable weights. Raise if the run did not prepare for it."""
     if request.weights == "trainable" and run.saves.base is None:

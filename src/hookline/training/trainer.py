@@ -506,6 +506,9 @@ class Trainer(RunView):
             lifecycle.leaves_out_base(self._run, request)  # raises here if it could not be written later
             self._run.saves.requests.append(request)
         elif (last := self._fitted or self._last) is not None:
+            from hookline.training.saving import warn_of_loaded_weights
+
+            warn_of_loaded_weights(last, self._last)
             participants = lifecycle.RunParticipants(last)
             participants.bind()
             # the hooks of the module were removed at the end of the run
