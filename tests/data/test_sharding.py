@@ -6,14 +6,31 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from data.resumed import Samples, Seen, run
+from distributed.threads import on_ranks
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+    random_split,
+)
 from torch.utils.data.distributed import DistributedSampler
 
 from hookline.data.loaders import Loader
-from hookline.data.sharding import RankBatch, RankSharding, ShardPlan, rank_batches, shard_plan_for
+from hookline.data.sharding import (
+    RankBatch,
+    RankSharding,
+    ShardPlan,
+    compare_sources,
+    rank_batches,
+    shard_plan_for,
+)
 from hookline.data.sources import shards_itself
 from hookline.distributed.comm import Ranks
 
@@ -134,3 +151,25 @@ def test_a_loader_that_accelerate_has_prepared_is_resumed(tmp_path: Path) -> Non
     run(make(), whole, 1, max_epochs=2)
     run(make(), rest, 1, resume=tmp_path / "after-2", max_epochs=2)
     assert rest.batches == whole.batches[2:]
+
+
+# ---- sources that differ between ranks ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["a shard for each rank", "random_split", "other tensors", "the same"])
+def test_datasets_of_equal_length_that_differ_between_ranks_are_reported(
+    how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def dataset(rank: int) -> Any:
+        whole = TensorDataset(torch.arange(16.0) + (rank if how == "other tensors" else 0))
+        if how == "a shard for each rank":
+            return Subset(whole, range(rank, 16, 2))
+        seed = rank if how == "random_split" else 0
+        return random_split(whole, [8, 8], generator=torch.Generator().manual_seed(seed))[0]
+
+    def compare(ranks: Ranks) -> list[int | None]:
+        source = DataLoader(dataset(ranks.rank), 2)
+        return compare_sources(ranks, "train", source, {}, len(source), False, [])
+
+    assert on_ranks(2, compare) == [[4, 4], [4, 4]]
+    assert caplog.text.count("is shared by all ranks, but its dataset differs.") == (how != "the same")

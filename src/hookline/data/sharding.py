@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch.utils.data import BatchSampler, IterableDataset
+import numpy as np
+from torch.utils.data import BatchSampler, IterableDataset, Subset, TensorDataset
 
 from hookline.data.exclusions import Cut, without
 from hookline.data.fingerprint import difference, fingerprint
@@ -249,7 +250,7 @@ def compare_sources(
         "the length of its dataset": None if isinstance(dataset, IterableDataset) else length_of(dataset),
         "generators": _digest(generators),
         "excluded": excluded,
-        "fingerprint": getattr(dataset, "_fingerprint", None),  # of a Hugging Face dataset
+        "content": fingerprint(_content(dataset)),
     }
     of_all = ranks.gather(mine)
     by_rank = {key: [each[key] for each in of_all] for key in mine}
@@ -292,14 +293,24 @@ def _compare_shared(
         raise OptionError(
             f"{shared}, but the samples to exclude differ ({counts}). Pass the same list on every rank."
         )
-    if _differ(by_rank["fingerprint"]) and rank == 0:
+    if rank == 0 and any(difference(by_rank["content"][0], each) for each in by_rank["content"]):
         log.warning(
-            "%s, but its Hugging Face dataset has a different fingerprint on each rank. If "
-            "split_dataset_by_node or shard made it, each rank trains on a part of its part: leave it out, "
-            "because Hookline gives each rank its samples.%s",
+            "%s, but its dataset differs. If split_dataset_by_node, shard or a Subset for each rank made it, "
+            "each rank trains on a part of its part: leave that out, because Hookline gives each rank its "
+            "samples. If random_split made it, pass it generator=torch.Generator().manual_seed(0) on every "
+            "rank.%s",
             shared,
             hint,
         )
+
+
+def _content(dataset: Any) -> Any:
+    """Return what tells datasets of equal length apart, as far as it is known without reading a sample."""
+    if isinstance(dataset, Subset):
+        return [np.asarray(dataset.indices), _content(dataset.dataset)]
+    if isinstance(dataset, TensorDataset):
+        return dataset.tensors
+    return getattr(dataset, "_fingerprint", None)  # of a Hugging Face dataset
 
 
 def _differ(values: list[Any]) -> bool:
