@@ -15,10 +15,11 @@ from hookline.interop.hosted.host import Host, HostedHooks
 from hookline.run.directory import RunDirectory
 from hookline.run.optimizers import Schedule
 from hookline.run.options import Options
-from hookline.run.save_request import SaveRequest, make_save_request
+from hookline.run.save_request import SaveRequest
+from hookline.run.state_parts import fact
 from hookline.run.timings import Timings
 from hookline.run.view import View
-from hookline.util.errors import HooklineError, OptionError, closest
+from hookline.util.errors import OptionError, closest
 
 
 class HostView(View):
@@ -57,10 +58,7 @@ class HostView(View):
 
     # ---- the run -------------------------------------------------------------------------------------------
 
-    @property
-    def stop_reason(self) -> str:
-        """Return why a stop was requested, or an empty string."""
-        return self.state.stop_reason
+    stop_reason: str = fact("state.stop_reason", "Return why a stop was requested, or an empty string.")
 
     @property
     def schedules(self) -> list[Schedule]:
@@ -71,10 +69,7 @@ class HostView(View):
             for each in self.state.schedulers
         ]
 
-    @property
-    def device(self) -> Any:
-        """Return the device of the module."""
-        return self.state.device
+    device: Any = fact("state.device", "Return the device of the module.")
 
     @property
     def estimated_stepping_batches(self) -> int:
@@ -102,24 +97,6 @@ class HostView(View):
         """Return the directory in which hooks and loggers write."""
         return self._directory.path()
 
-    def save_checkpoint(
-        self,
-        path: str | Path | None = None,
-        reason: str = "manual",
-        monitor: dict[str, Any] | None = None,
-        weights: str | None = None,
-    ) -> None:
-        """Request a checkpoint of Hookline's own kind: module, optimizers, schedulers, hooks and counters.
-
-        It is written after all listeners of the current step, validation or epoch have run.
-        """
-        request = make_save_request(path, reason, monitor, weights)
-        if weights == "trainable":
-            raise OptionError("weights='trainable' works in a fit of hookline.Trainer; here, leave it out.")
-        if self.state.module is None:
-            raise HooklineError("There is nothing to save: no run has started.")
-        self.save_requests.append(request)
-
     def remove_checkpoint(self, path: str | Path) -> None:
         """Delete a checkpoint that was written here. path: its directory or fsspec URL."""
         remove(path)
@@ -135,10 +112,10 @@ class HostView(View):
         costs.times = f"Time: {self.timings}" if timer is not None and timer.epochs else ""
         return costs
 
-    @property
-    def timings(self) -> Timings | None:
-        """Where the time of this or the last run went; None before it, and inside another trainer."""
-        return self.state.timings
+    timings: Timings | None = fact(
+        "state.timings",
+        "Where the time of this or the last run went; None before it, and inside another trainer.",
+    )
 
     def explain(self) -> Explanation:
         """Return the lifecycle with its listeners; `print` it."""
