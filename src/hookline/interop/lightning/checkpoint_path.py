@@ -7,9 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from hookline.interop.lightning.callback_list import is_a
 from hookline.interop.lightning.checkpoint_file import LIGHTNING
-from hookline.interop.lightning.package import find, refusal, warn
+from hookline.interop.lightning.package import find, is_a, refusal, warn
 from hookline.util.errors import CheckpointError, missing_checkpoint
 from hookline.util.urls import is_url
 

@@ -15,7 +15,7 @@ from hookline.engine.binding import Binding
 from hookline.engine.listener import Listener
 from hookline.engine.plan import Plan
 from hookline.interop.lightning.arguments import NO_ROWS
-from hookline.interop.lightning.hparams import merge_hyperparameters
+from hookline.interop.lightning.hparams import initial_hparams, merge_hyperparameters
 from hookline.interop.lightning.logged_values import (
     LoggedValues,
     Shown,
@@ -244,10 +244,11 @@ class LoggerConnector:
         if not trainer.lightning_loggers or not trainer._given["enable_autolog_hparams"]:
             return
         module = s.module
-        found = merge_hyperparameters(module, trainer.datamodule)
+        initial = initial_hparams(module, trainer.datamodule)
+        merged = merge_hyperparameters(initial)
         for logger in trainer.lightning_loggers:
-            if found is not None:
-                logger.log_hyperparams(found)
+            if initial:
+                logger.log_hyperparams(merged)
             logger.log_graph(module)
             logger.save()
 
@@ -330,8 +331,8 @@ class LoggerConnector:
         if self._stepped:
             self.counts.batches_that_stepped += 1
             self._stepped = False
-            if self.trainer.should_stop:
-                self._save()
+            for logger in self.trainer.lightning_loggers if self.trainer.should_stop else ():
+                logger.save()
 
     def end_data(self, s: State) -> None:
         """From now on the metrics are those of the training epoch."""
@@ -347,10 +348,6 @@ class LoggerConnector:
         self.log_metrics(self._current().log)
         self.counts.batches_that_stepped += 1
         self.reset_values()
-
-    def _save(self) -> None:
-        for logger in self.trainer.lightning_loggers:
-            logger.save()
 
     # ---- evaluation ----------------------------------------------------------------------------------------
 
@@ -372,10 +369,8 @@ class LoggerConnector:
             self._loader = s.dataloader_idx
         self.count_batch(s)
         self.counts.start_validation_batch(s.stage)
-        self._take(s.batch, s.dataloader_idx if self._has_several(s) else None)
-
-    def _has_several(self, s: State) -> bool:
-        return len(self.trainer._own._run.data.loaders["test" if s.stage == "test" else "val"]) > 1
+        loaders = self.trainer._own._run.data.loaders["test" if s.stage == "test" else "val"]
+        self._take(s.batch, s.dataloader_idx if len(loaders) > 1 else None)
 
     def end_evaluation_batch(self, s: State) -> None:
         """Show the values of an evaluation batch and send them to the loggers."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from hookline.data.sources import length_of
 from hookline.engine.init_arguments import Wrapped
+from hookline.run.state_parts import fact
 from hookline.util.errors import HookError
 
 
@@ -54,13 +55,6 @@ def are_loaders(given: Any) -> bool:
     return is_list or isinstance(given, Mapping)
 
 
-def side_by_side(given: Any) -> Any:
-    """Return several training loaders as one; one loader, or a list of batches, unchanged."""
-    if is_combined(given):
-        return CombinedBatches(given)
-    return SideBySide(given) if are_loaders(given) else given
-
-
 def is_combined(given: Any) -> bool:
     """Return whether it is a CombinedLoader of the installed Lightning."""
     package = type(given).__module__.partition(".")[0]
@@ -68,11 +62,14 @@ def is_combined(given: Any) -> bool:
 
 
 def one_of(given: Any, kind: str) -> Any:
-    """Return loaders as the loop takes them: for training one, for other stages one or several."""
-    if kind == "train":
-        return side_by_side(given)
+    """Return loaders as the loop takes them: for training one, for other stages one or several. One loader,
+    or a list of batches, is returned unchanged.
+    """
     if is_combined(given):
-        return given.flattened if given._mode == "sequential" else CombinedBatches(given)
+        is_several = kind != "train" and given._mode == "sequential"
+        return given.flattened if is_several else CombinedBatches(given)
+    if kind == "train":
+        return SideBySide(given) if are_loaders(given) else given
     if isinstance(given, list | tuple) and given and all(is_list_of_numbers(each) for each in given):
         return {f"dl{index}": each for index, each in enumerate(given)}
     return given
@@ -157,7 +154,7 @@ class CombinedBatches:
 # ---- Steps that take an iterator
 
 
-class BatchIterator:
+class BatchIterator(Iterator[tuple[Any, ...]]):
     """The `dataloader_iter` of a step: it yields the batch that the loop has fetched, as batch, batch index
     and loader index.
     """
@@ -165,9 +162,6 @@ class BatchIterator:
     def __init__(self, step: str, *fetched: Any) -> None:
         self.step = step
         self.fetched: tuple[Any, ...] | None = fetched
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
 
     def __next__(self) -> tuple[Any, ...]:
         if self.fetched is None:
@@ -179,32 +173,20 @@ class BatchIterator:
         return fetched
 
 
-class TurnIterator:
+class TurnIterator(Iterator[tuple[Any, int, int]]):
     """The `dataloader_iter` of a step in Lightning's trainer."""
 
     def __init__(self, turns: Turns) -> None:
         self.turns = turns
 
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
     def __next__(self) -> tuple[Any, int, int]:
         return self.turns.next_batch()
 
-    @property
-    def done(self) -> bool:
-        """Return whether the last batch was taken, as far as it is known."""
-        return self.turns.done
+    done: bool = fact("turns.done", "Return whether the last batch was taken, as far as it is known.")
 
-    @property
-    def fetched(self) -> int:
-        """Return the number of batches that were taken."""
-        return self.turns.fetched
+    fetched: int = fact("turns.fetched", "Return the number of batches that were taken.")
 
-    @property
-    def length(self) -> int | None:
-        """Return the number of batches; None if it is not known."""
-        return self.turns.limit
+    length: int | None = fact("turns.limit", "Return the number of batches; None if it is not known.")
 
 
 class Turns:

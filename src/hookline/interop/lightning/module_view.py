@@ -17,6 +17,7 @@ from hookline.interop.lightning.package import is_lightnings
 from hookline.interop.lightning.table import MODULE_ACTIONS
 from hookline.interop.lightning.trainer_view import TrainerView
 from hookline.run.module import Module
+from hookline.run.state_parts import fact
 
 
 def is_lightning_module(module: Any) -> bool:
@@ -69,10 +70,7 @@ class ModuleProxy:
     def __repr__(self) -> str:
         return repr(self._module)
 
-    @property
-    def trainer(self) -> TrainerView:
-        """Return the trainer as Lightning's hooks see it."""
-        return self._view  # type: ignore[no-any-return]
+    trainer: TrainerView = fact("_view", "Return the trainer as Lightning's hooks see it.")
 
     _trainer = trainer
 
@@ -94,25 +92,13 @@ class ModuleProxy:
         """Return the module's example input, or None."""
         return getattr(self._module, "example_input_array", None)
 
-    @property
-    def current_epoch(self) -> int:
-        """Return the current epoch, from 0."""
-        return int(self._view.current_epoch)
+    current_epoch: int = fact("_view.current_epoch", "Return the current epoch, from 0.")
 
-    @property
-    def global_step(self) -> int:
-        """Return the number of updates so far."""
-        return int(self._view.global_step)
+    global_step: int = fact("_view.global_step", "Return the number of updates so far.")
 
-    @property
-    def logger(self) -> Any:
-        """Return the logger as Lightning's hooks see it."""
-        return self._view.logger
+    logger: Any = fact("_view.logger", "Return the logger as Lightning's hooks see it.")
 
-    @property
-    def device(self) -> Any:
-        """Return the device of the module."""
-        return self._view._own.device
+    device: Any = fact("_view._own.device", "Return the device of the module.")
 
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
         """Log a number, with Lightning's arguments."""

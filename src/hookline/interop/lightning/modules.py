@@ -35,7 +35,8 @@ from hookline.interop.lightning.hparams import (
 )
 from hookline.interop.lightning.loaders import one_of, wrap_loaders, wrap_steps
 from hookline.interop.lightning.module_methods import ModuleTools
-from hookline.interop.lightning.names import Reduction, epoch_of, log_as_lightning, log_value
+from hookline.interop.lightning.names import Reduction, epoch_of, first_of, log_as_lightning, log_value
+from hookline.interop.lightning.rules import clears_before_eval
 from hookline.interop.lightning.table import CALLBACK_ROWS, DATA_ROWS, MODULE_ROWS, refuse_lightning_1
 from hookline.run.module import DataModule
 from hookline.util.errors import HookError
@@ -62,6 +63,11 @@ def _with_divided_losses(rows: Mapping[str, Row]) -> dict[str, Row]:
         convert.takes_state = True  # type: ignore[attr-defined]
         made[method] = dataclasses.replace(made[method], reads={**made[method].reads, name: convert})
     return made
+
+
+def _number(fact: str, doc: str) -> Any:
+    """Return a property that is a fact of a module's newest run, or 0 before the first."""
+    return property(lambda module: getattr(module._state, fact, 0), doc=doc)
 
 
 class LightningModule(HyperParameters, ModuleTools):
@@ -218,25 +224,13 @@ class LightningModule(HyperParameters, ModuleTools):
         """Return the current epoch, from 0; after the training, the number of epochs."""
         return 0 if self._state is None else epoch_of(self._state)
 
-    @property
-    def global_step(self) -> int:
-        """Return the number of updates so far; 0 before the first run."""
-        return 0 if self._state is None else int(self._state.step)
+    global_step: int = _number("step", "Return the number of updates so far; 0 before the first run.")
+    global_rank: int = _number("rank", "Return this process's rank; 0 before the first run.")
+    local_rank: int = _number(
+        "local_rank", "Return this process's rank on its machine; 0 before the first run."
+    )
 
-    @property
-    def global_rank(self) -> int:
-        """Return this process's rank; 0 before the first run."""
-        return 0 if self._state is None else int(self._state.rank)
-
-    @property
-    def local_rank(self) -> int:
-        """Return this process's rank on its machine; 0 before the first run."""
-        return 0 if self._state is None else int(self._state.local_rank)
-
-    @property
-    def logger(self) -> Any:
-        """Return the trainer's logger, or None."""
-        return next(iter(self.loggers), None)
+    logger = first_of("loggers", "Return the trainer's logger, or None.")
 
     @property
     def loggers(self) -> list[Any]:
@@ -255,9 +249,7 @@ def _wrap_zero_grad(cls: type) -> None:
 
     @functools.wraps(to_eval)
     def on_validation_model_eval(self: Any) -> None:
-        run = self._run
-        in_fit = run.stage == "fit" and not run.state.sanity_checking and run.window.batches == 0
-        if in_fit and not hasattr(run.trainer, "lightning_trainer"):  # its rules clear them
+        if clears_before_eval(self._run):
             self.on_validation_model_zero_grad()
         to_eval(self)
 
@@ -300,11 +292,8 @@ class LightningDataModule(HyperParameters, DataModule):
         datamodule_kwargs: arguments of the class, which also gets `batch_size` and `num_workers` if it takes
         them.
         """
-        taken = inspect.signature(cls.__init__).parameters.values()
-        takes_all = any(each.kind is each.VAR_KEYWORD for each in taken)
-        sizes: dict[str, Any] = {"batch_size": batch_size, "num_workers": num_workers}
-        names = sizes if takes_all else {each.name for each in taken} & sizes.keys()
-        made = cls(**datamodule_kwargs, **{name: sizes[name] for name in names})
+        sizes = {"batch_size": batch_size, "num_workers": num_workers}
+        made = cls(**datamodule_kwargs, **_accepted(cls, sizes))
         given = {"train": train_dataset, "val": val_dataset, "test": test_dataset, "predict": predict_dataset}
         for kind, datasets in given.items():
             if datasets is not None:
@@ -321,14 +310,18 @@ class LightningDataModule(HyperParameters, DataModule):
         replace those in the checkpoint.
         """
         contents = read_checkpoint(checkpoint_path).contents
-        saved = {**contents.get("lightning", {}).get(DATA_HPARAMS, {}), **overrides}
-        taken = inspect.signature(cls.__init__).parameters.values()
-        takes_all = any(each.kind is each.VAR_KEYWORD for each in taken)
-        names = saved if takes_all else {each.name for each in taken} & saved.keys()
-        made = cls(**{name: saved[name] for name in names})
+        saved = contents.get("lightning", {}).get(DATA_HPARAMS, {})
+        made = cls(**_accepted(cls, {**saved, **overrides}))
         if contents.get("datamodule"):
             made.load_state_dict(contents["datamodule"])
         return made
+
+
+def _accepted(cls: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Return those of the arguments that a class takes."""
+    taken = inspect.signature(cls.__init__).parameters
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in taken.values())
+    return {name: value for name, value in given.items() if takes_all or name in taken}
 
 
 def _loaders_of(datasets: Any, kind: str, sizes: dict[str, Any]) -> Any:

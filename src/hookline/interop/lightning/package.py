@@ -30,6 +30,11 @@ def is_lightnings(what: Any, name: str = "") -> bool:
     return what.__module__.partition(".")[0] in PACKAGES and name in ("", what.__name__)
 
 
+def is_a(what: Any, *names: str) -> bool:
+    """Return whether one of the classes of an object has one of these names."""
+    return any(cls.__name__ in names for cls in what.__class__.__mro__)
+
+
 def find(module: str, name: str, package: str = "") -> Any:
     """Return an object of the imported package, or None: `find("callbacks", "ModelCheckpoint")`.
 

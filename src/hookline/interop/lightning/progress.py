@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from hookline.interop.lightning.binder import NAME_OF_HOOK
 from hookline.interop.lightning.trainer_parts import Part
 from hookline.run.run import Run
+from hookline.run.state_parts import fact
 
 BATCH_ENDS = ("on_train_batch_end", "on_step_end")
 
@@ -141,10 +142,7 @@ class BatchProgress(Part):
 
     path = "fit_loop.epoch_loop.batch_progress"
 
-    @property
-    def is_last_batch(self) -> bool:
-        """Return whether this is the epoch's last batch."""
-        return self._view.is_last_batch  # type: ignore[no-any-return]
+    is_last_batch: bool = fact("_view.is_last_batch", "Return whether this is the epoch's last batch.")
 
     @property
     def total(self) -> Tracker:
@@ -208,10 +206,7 @@ class EpochProgress(Resettable):
         processed = epoch + 1 if hook == "on_train_epoch_end" else max(done, epoch)
         return Tracker(epoch + 1, epoch + 1, processed, epoch)
 
-    @property
-    def total(self) -> Tracker:
-        """Return the same: a fit continues to count."""
-        return self.current
+    total: Tracker = fact("current", "Return the same: a fit continues to count.")
 
 
 class EvaluationBatches(Part):

@@ -29,6 +29,14 @@ ZERO_GRAD = "on_validation_model_zero_grad"
 """A hook of Lightning that is called before the module is put into eval mode."""
 
 
+def clears_before_eval(run: Run) -> bool:
+    """Return whether a module clears its gradients before it is put into eval mode: in a fit outside an
+    accumulation window. Lightning's trainer clears them itself (`LightningRules.begin_validation`).
+    """
+    in_fit = run.stage == "fit" and not run.state.sanity_checking and run.window.batches == 0
+    return in_fit and not hasattr(run.trainer, "lightning_trainer")
+
+
 def has_source(run: Run, kind: str) -> bool:
     """Return whether loaders of a kind were given, or the module or data module returns them."""
     given = run.data.given.get(kind)

@@ -65,7 +65,8 @@ class SharedStreamReader(Reader):
                 now = None if position else rng_state()
                 set_rng_state(saved["streams"])
         self.begins, self.streams = states_of(self.generators), rng_state()
-        if not self.loader_is_kept():
+        # persistent workers belong to the object of the first pass
+        if self.loader is None or not getattr(self.source, "persistent_workers", False):
             self.close()
             self.loader = with_safe_workers(self.source)
         with starting_workers(self.loader) if self.loader is not self.source else contextlib.nullcontext():
@@ -74,10 +75,6 @@ class SharedStreamReader(Reader):
             set_rng_state(now)
         is_passed_over = position and (is_inside or saved is None)
         return read_again(batches, position, INSTEAD) if is_passed_over else batches
-
-    def loader_is_kept(self) -> bool:
-        """Return whether the next pass uses the same object, with its persistent workers."""
-        return self.loader is not None and getattr(self.source, "persistent_workers", False)
 
     def state(self, in_pass: bool, position: int) -> LoaderState:
         """Return the streams and generators at the start of the pass."""
@@ -110,15 +107,12 @@ class SharedStateReader(StateReader):
         return iter(self.source)
 
 
-class Ahead:
+class Ahead(Iterator[Any]):
     """An iterator that reads one batch ahead, to know the last one of a source without a length."""
 
     def __init__(self, batches: Iterator[Any], position: int, loader: Loader) -> None:
         self.batches, self.read, self.loader = batches, position, loader
         self.next = next(batches, END)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
 
     def __next__(self) -> Any:
         batch, self.next = self.next, END

@@ -5,6 +5,7 @@ Lightning's own functions, and limited.
 from __future__ import annotations
 
 import inspect
+from collections import UserList
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -89,7 +90,7 @@ class StageLoaders:
         if not isinstance(given, combined):
             made = combined(given, "max_size_cycle" if self.kind == "train" else "sequential")
             if is_list_of_batches(given):
-                made = combined(_Batches(given), made._mode)
+                made = combined(UserList(given), made._mode)  # one loader, which it does not take apart
             return made
         if self.kind == "train" and given._mode == "sequential":
             raise ValueError(
@@ -201,19 +202,6 @@ def is_list_of_batches(given: Any) -> bool:
         and bool(given)
         and all(any(isinstance(leaf, Tensor) for leaf in tree_leaves(each)) for each in given)
     )
-
-
-class _Batches:
-    """A list of batches as one loader, which CombinedLoader does not take apart."""
-
-    def __init__(self, batches: Any) -> None:
-        self.batches = batches
-
-    def __iter__(self) -> Any:
-        return iter(self.batches)
-
-    def __len__(self) -> int:
-        return len(self.batches)
 
 
 def _original(given: Any) -> Any:

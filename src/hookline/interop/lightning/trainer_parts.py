@@ -13,6 +13,7 @@ from torch import distributed as dist
 from hookline.interop.lightning.closure_step import ClosureStep, step_by_hand
 from hookline.interop.lightning.names import log_value
 from hookline.interop.lightning.package import installed
+from hookline.run.state_parts import fact
 from hookline.util.errors import HookError, closest
 
 
@@ -65,9 +66,7 @@ class Part:
         self.__dict__["_view"] = view
         self.__dict__.update({name: part(view) for name, part in self.PARTS.items()})
 
-    @property
-    def _own(self) -> Any:
-        return self._view._own
+    _own: Any = fact("_view._own")
 
     def __getattr__(self, name: str) -> Any:
         raise missing(f"trainer.{self.path}.{name}", type(self))
@@ -184,20 +183,11 @@ class StrategyView(ShownAs):
     zero_stage_3: ClassVar[bool] = False
     """An attribute of DeepSpeed's strategy, which the model summary reads."""
 
-    @property
-    def root_device(self) -> torch.device:
-        """Return the device of the module."""
-        return self._own.device  # type: ignore[no-any-return]
+    root_device: torch.device = fact("_own.device", "Return the device of the module.")
 
-    @property
-    def lightning_module(self) -> Any:
-        """Return the user's module."""
-        return self._own.state.module
+    lightning_module: Any = fact("_own.state.module", "Return the user's module.")
 
-    @property
-    def model(self) -> Any:
-        """Return the module or its wrapper."""
-        return self._own.state.wrapped_model
+    model: Any = fact("_own.state.wrapped_model", "Return the module or its wrapper.")
 
     @property
     def optimizers(self) -> list[Any]:
@@ -217,10 +207,7 @@ class StrategyView(ShownAs):
     def lr_scheduler_configs(self, configs: list[Any]) -> None:
         self._view.lr_scheduler_configs[:] = configs
 
-    @property
-    def is_global_zero(self) -> bool:
-        """Return whether this is the process that writes."""
-        return bool(self._own.strategy.rank == 0)
+    is_global_zero: bool = fact("_view.is_global_zero", "Return whether this is the process that writes.")
 
     @property
     def _ranks(self) -> Any:
@@ -317,10 +304,7 @@ class PrecisionView(ShownAs):
             return super().__getattr__(name)
         return getattr(kind(self.precision) if kind.__name__ == "HalfPrecision" else kind(), name)
 
-    @property
-    def precision(self) -> str:
-        """Return the precision under Lightning's name."""
-        return self._view.precision  # type: ignore[no-any-return]
+    precision: str = fact("_view.precision", "Return the precision under Lightning's name.")
 
     def forward_context(self) -> Any:
         """Return the context in which a forward uses the run's precision."""
@@ -362,13 +346,8 @@ class Connector(Part):
         """Return False: Hookline's log resets itself before each pass."""
         return False
 
-    @property
-    def _current_fx(self) -> None:
-        return None
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name != "_current_fx":  # Lightning's log stores the last hook here
-            super().__setattr__(name, value)
+    _current_fx: Any = property(lambda connector: None, lambda connector, hook: None)
+    """Lightning's log stores the last hook here, which has no effect."""
 
 
 class DataConnector(Part):

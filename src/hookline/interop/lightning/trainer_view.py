@@ -16,7 +16,7 @@ from hookline.interop.lightning.binder import NAME_OF_HOOK
 from hookline.interop.lightning.checkpoint_save import save_file
 from hookline.interop.lightning.loggers import originals
 from hookline.interop.lightning.loop_parts import EvaluationLoop, FitLoop, PredictionLoop, TestLoop
-from hookline.interop.lightning.names import LightningNames, directory_of
+from hookline.interop.lightning.names import LightningNames, directory_of, first_of
 from hookline.interop.lightning.package import find
 from hookline.interop.lightning.trainer_parts import (
     Connector,
@@ -31,6 +31,7 @@ from hookline.interop.lightning.trainer_parts import (
     missing,
 )
 from hookline.run.save_request import SaveRequest
+from hookline.run.state_parts import fact
 from hookline.util.errors import HookError, closest
 
 # ---- Hookline's loggers as Lightning's callbacks and modules expect a logger
@@ -78,24 +79,21 @@ class LoggerView:
         return Experiment(self._trainer.loggers)
 
     @property
+    def _directory(self) -> Path:
+        return directory_of(self._trainer).absolute()
+
+    @property
     def save_dir(self) -> str:
         """Return the directory that contains `name`/`version`, which is the run's directory."""
-        return str(directory_of(self._trainer).absolute().parent.parent)
+        return str(self._directory.parent.parent)
 
-    @property
-    def name(self) -> str:
-        """Return the name of the folder that contains the run."""
-        return str(directory_of(self._trainer).absolute().parent.name)
-
-    @property
-    def version(self) -> str:
-        """Return the name of the run's own folder."""
-        return str(directory_of(self._trainer).absolute().name)
+    name: str = fact("_directory.parent.name", "Return the name of the folder that contains the run.")
+    version: str = fact("_directory.name", "Return the name of the run's own folder.")
 
     @property
     def root_dir(self) -> str:
         """Return the directory that contains `version`."""
-        return str(directory_of(self._trainer).absolute().parent)
+        return str(self._directory.parent)
 
     @property
     def log_dir(self) -> str:
@@ -273,10 +271,10 @@ class TrainerView(LightningNames):
             who = self._own.state.module if self._caller is None else self._caller
             self._own.stop(f"{type(who).__name__} set trainer.should_stop")
 
-    @property
-    def global_step(self) -> int:
-        """Return the number of updates so far: one per window, however many optimizers took part."""
-        return int(self._own.global_step)
+    global_step = fact(
+        "_own.global_step",
+        "Return the number of updates so far: one per window, however many optimizers took part.",
+    )
 
     @property
     def num_training_batches(self) -> int | float:
@@ -305,10 +303,9 @@ class TrainerView(LightningNames):
             return self._evaluation_loop
         return self.predict_loop if self.predicting else None
 
-    @property
-    def estimated_stepping_batches(self) -> float:
-        """Return the number of updates that the run will make."""
-        return self._own.estimated_stepping_batches  # type: ignore[no-any-return]
+    estimated_stepping_batches = fact(
+        "_own.estimated_stepping_batches", "Return the number of updates that the run will make."
+    )
 
     @property
     def received_sigterm(self) -> bool:
@@ -318,15 +315,12 @@ class TrainerView(LightningNames):
 
     # ---- model, optimizers, loggers ------------------------------------------------------------------------
 
-    @property
-    def model(self) -> Any:
-        """Return the model that the strategy runs: the module, or its compiled or distributed wrapper."""
-        return self._own.state.wrapped_model
+    model: Any = fact(
+        "_own.state.wrapped_model",
+        "Return the model that the strategy runs: the module, or its compiled or distributed wrapper.",
+    )
 
-    @property
-    def optimizers(self) -> list[Any]:
-        """Return the optimizers of the run."""
-        return self._own.optimizers  # type: ignore[no-any-return]
+    optimizers: list[Any] = fact("_own.optimizers", "Return the optimizers of the run.")
 
     @property
     def loggers(self) -> list[Any]:
@@ -335,10 +329,7 @@ class TrainerView(LightningNames):
         passed = originals(own)
         return [*passed, LoggerView(self)] if len(passed) < len(own.members) else passed
 
-    @property
-    def logger(self) -> Any:
-        """Return the first logger, or None."""
-        return next(iter(self.loggers), None)
+    logger = first_of("loggers", "Return the first logger, or None.")
 
     @property
     def log_dir(self) -> str | None:

@@ -4,6 +4,7 @@ own.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import sys
@@ -332,7 +333,9 @@ class TransformersCallback(AdoptedCallback):
                 for event in events:
                     calls_at.setdefault(event, []).append(self._caller(method, event))
         calls_at["on_validation_end"].append(self._update_best)
-        calls_at.setdefault("on_train_epoch_end", []).append(self._apply_after_epoch)
+        calls_at.setdefault("on_train_epoch_end", []).append(
+            functools.partial(self._apply_after, "on_train_epoch_end")
+        )
 
         def listener(event: str, *calls: Caller) -> Listener:
             binding = Binding(_in_sequence(calls), ("metrics",) if "metrics" in table[event].facts else ())
@@ -341,7 +344,8 @@ class TransformersCallback(AdoptedCallback):
         ends_epoch = Binding(self._end_epoch, ())
         ends = self.listener(name, table["on_train_batch_start"], self._end_epoch, ends_epoch)
         ends.declares_steering = True
-        self._inactive = [ends, listener("on_step_end", self._apply_after_step)]
+        applies = functools.partial(self._apply_after, "on_step_end")
+        self._inactive = [ends, listener("on_step_end", applies)]
         return [*(listener(event, *calls) for event, calls in calls_at.items()), *self._inactive]
 
     def _origin(self, event: str) -> Callable[..., Any]:
@@ -409,12 +413,8 @@ class TransformersCallback(AdoptedCallback):
             shared.request_stop(s)
             (self._apply if event == "on_step_end" else self._activate)(s)
 
-    def _apply_after_step(self, s: Any) -> None:
-        if self._is_last(s, "on_step_end"):
-            self._apply(s)
-
-    def _apply_after_epoch(self, s: Any) -> None:
-        if self._is_last(s, "on_train_epoch_end"):
+    def _apply_after(self, event: str, s: Any) -> None:
+        if self._is_last(s, event):
             self._apply(s)
 
     def _apply(self, s: Any) -> None:
