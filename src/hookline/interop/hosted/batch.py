@@ -98,8 +98,7 @@ class Updates(UpdateEvents):
             self.on_start()
         if not self.recomputing:
             self.windows += 1
-            s = self.state
-            s.optimization.optimizer_idx, s.optimization.optimizer = index, optimizer
+            self.focus(index, optimizer)
             if self.plan.on_before_zero_grad is not noop:
                 self.before_zero_grad()
 
@@ -126,7 +125,7 @@ class Updates(UpdateEvents):
         if not self.announced and self.progress.step_before_batch < 0:
             self.norms.clear()
         self.announced.add(index)
-        s.optimization.optimizer_idx, s.optimization.optimizer = index, s.setup.optimizers[index]
+        self.focus(index, s.setup.optimizers[index])
         if not self.norm_is_known:
             s.optimization.norm_tensor = None
             if "grad_norm" in self.plan.wanted:
@@ -213,7 +212,7 @@ class Updates(UpdateEvents):
         self.norm_is_known = self.recomputing = False
         self.clipped.clear()
         self.windows += 1
-        s.optimization.optimizer_idx, s.optimization.optimizer = index, optimizer
+        self.focus(index, optimizer)
         if index not in self.announced:  # the host made an empty step because there was no loss
             self.skip(index, "no_loss")
             return

@@ -19,11 +19,10 @@ from hookline.hooks.progress_bar import ProgressBar
 from hookline.interop.adapter import AdoptedCallback
 from hookline.interop.lightning.binder import bind
 from hookline.interop.lightning.callback_list import FIRST
-from hookline.interop.lightning.module_view import is_lightning_module, shown_to_callbacks
-from hookline.interop.lightning.package import PACKAGES, is_a, is_lightnings
+from hookline.interop.lightning.package import PACKAGES, is_a, is_lightning_module, is_lightnings
 from hookline.interop.lightning.table import CALLBACK_ROWS
 from hookline.interop.lightning.trainer_parts import missing
-from hookline.interop.lightning.trainer_view import TrainerView, is_of_trainer
+from hookline.interop.lightning.trainer_view import TrainerView, is_of_trainer, shown_to_callbacks
 from hookline.interop.lightning.tuning import ends_tuning, is_tuner
 from hookline.util.errors import CLASSES, HookError
 

@@ -16,7 +16,7 @@ from hookline.engine.listener import Listener, overrides, refuse_misspelled
 from hookline.interop.adapter import Row
 from hookline.interop.lightning.binder import BETWEEN_HOOKS, NAME_OF_HOOK, RETURNED, bind, recording_name
 from hookline.interop.lightning.checkpoint_file import LIGHTNING
-from hookline.interop.lightning.checkpoint_path import refuse_start
+from hookline.interop.lightning.checkpoints import refuse_start
 from hookline.interop.lightning.hparams import module_hooks
 from hookline.interop.lightning.loaders import convert_given, converting_loaders, outside_turns, with_iterator
 from hookline.interop.lightning.names import lightning_schedule

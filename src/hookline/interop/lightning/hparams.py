@@ -24,8 +24,6 @@ from hookline.interop.lightning.arguments import as_list, literal
 from hookline.interop.lightning.closure_step import LoopEvents, with_closure
 from hookline.util.errors import OptionError, described
 
-__all__ = ["AttributeDict", "HyperParameters", "KeptHParams"]
-
 
 class AttributeDict(dict[str, Any]):
     """A dictionary whose entries are attributes as well: `self.hparams.lr`."""

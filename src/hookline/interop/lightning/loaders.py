@@ -10,6 +10,7 @@ from typing import Any
 
 from hookline.data.sources import length_of
 from hookline.engine.init_arguments import Wrapped
+from hookline.engine.listener import overrides
 from hookline.run.state_parts import fact
 from hookline.util.errors import HookError
 
@@ -78,6 +79,15 @@ def one_of(given: Any, kind: str) -> Any:
 def is_list_of_numbers(given: Any) -> bool:
     """Return whether it is a list of numbers or texts, which Lightning takes for a loader of its own."""
     return isinstance(given, list | tuple) and all(isinstance(each, int | float | str) for each in given)
+
+
+def has_source(run: Any, kind: str) -> bool:
+    """Return whether loaders of a kind were given, or the module or data module returns them."""
+    given = run.data.given.get(kind)
+    if isinstance(given, list | tuple):
+        return bool(given)
+    owners = [each for each in (run.datamodule, run.steps) if each is not None]
+    return given is not None or any(overrides(each, f"{kind}_dataloader") for each in owners)
 
 
 def wrap_loaders(cls: type) -> None:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from torch.utils.data import IterableDataset, RandomSampler
 
+from hookline.interop.lightning.loaders import has_source
 from hookline.interop.lightning.package import is_a, warn
 from hookline.interop.lightning.progress import (
     Automatic,
@@ -21,7 +22,6 @@ from hookline.interop.lightning.progress import (
     fit_of,
     loops,
 )
-from hookline.interop.lightning.rules import has_source
 from hookline.interop.lightning.table import without_loss
 from hookline.interop.lightning.trainer_parts import Part, ShownAs, missing
 from hookline.run.state_parts import fact
@@ -32,8 +32,6 @@ from hookline.training.loading import load
 class DataSource(Part):
     """`loop._data_source`: where the loaders come from."""
 
-    path = "fit_loop._data_source"
-
     def is_module(self) -> bool:
         """Return whether a module or data module returns them, and not the caller of the stage."""
         run = self._own._last
@@ -42,8 +40,6 @@ class DataSource(Part):
 
 class ValidationSource(DataSource):
     """`fit_loop.epoch_loop.val_loop._data_source`."""
-
-    path = "fit_loop.epoch_loop.val_loop._data_source"
 
     def is_defined(self) -> bool:
         """Return whether there is validation data: given, or of the module or data module."""
@@ -144,8 +140,6 @@ class DataLoop(ShownAs):
 class EvaluationLoop(DataLoop):
     """`trainer.fit_loop.epoch_loop.val_loop`, `trainer.validate_loop` and `trainer.test_loop`."""
 
-    path = "validate_loop"
-
     _kind = "val"
     _shown_as = ("loops", "_EvaluationLoop")
 
@@ -157,7 +151,6 @@ class EvaluationLoop(DataLoop):
 class ValidationLoop(EvaluationLoop):
     """`trainer.fit_loop.epoch_loop.val_loop`."""
 
-    path = "fit_loop.epoch_loop.val_loop"
     PARTS: ClassVar[Mapping[str, type[Part]]] = {
         **DataLoop.PARTS,
         "_data_source": ValidationSource,
@@ -168,14 +161,12 @@ class ValidationLoop(EvaluationLoop):
 class TestLoop(EvaluationLoop):
     """`trainer.test_loop`."""
 
-    path = "test_loop"
     _kind = "test"
 
 
 class PredictionLoop(DataLoop):
     """`trainer.predict_loop`."""
 
-    path = "predict_loop"
     _kind = "predict"
     _shown_as = ("loops", "_PredictionLoop")
 
@@ -237,7 +228,6 @@ def _limit(name: str, doc: str) -> Any:
 class EpochLoop(Part):
     """`trainer.fit_loop.epoch_loop`."""
 
-    path = "fit_loop.epoch_loop"
     PARTS: ClassVar[Mapping[str, type[Part]]] = {
         "batch_progress": BatchProgress,
         "scheduler_progress": SchedulerSteps,
@@ -288,7 +278,6 @@ class EpochLoop(Part):
 class FitLoop(DataLoop):
     """`trainer.fit_loop`: the progress and the limits of the training."""
 
-    path = "fit_loop"
     PARTS: ClassVar[Mapping[str, type[Part]]] = {
         "_data_source": DataSource,
         "epoch_loop": EpochLoop,

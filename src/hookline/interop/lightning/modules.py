@@ -25,7 +25,7 @@ from hookline.engine.listener import overrides
 from hookline.interop.adapter import FactConverter, Row
 from hookline.interop.lightning.binder import DIVIDED, divided_in_dialect
 from hookline.interop.lightning.checkpoint_file import WRAPPED
-from hookline.interop.lightning.checkpoint_path import refuse_start
+from hookline.interop.lightning.checkpoints import refuse_start
 from hookline.interop.lightning.hparams import (
     DATA_HPARAMS,
     HyperParameters,
@@ -376,6 +376,3 @@ class Callback(RunAware, Hook):
         """Log several numbers."""
         for name, value in dictionary.items():
             self.log(name, value, *args, **options)
-
-
-__all__ = ["Callback", "LightningDataModule", "LightningModule"]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hookline.engine.listener import overrides
+from hookline.interop.lightning.loaders import has_source
 from hookline.interop.lightning.package import is_a
 from hookline.metrics.accumulator import REDUCTIONS
 from hookline.metrics.metric_log import Metrics, with_ending
@@ -357,11 +358,8 @@ class LightningNames:
         run = self._own._last
         if run is None or "val" in run.data.loaders:
             return bool(self._loaders("val"))
-        owners = [each for each in (run.steps, run.datamodule) if each is not None]
-        has_loader = run.data.given.get("val") is not None or any(
-            overrides(each, "val_dataloader") for each in owners
-        )
-        return has_loader and overrides(run.steps, "validation_step") and self.limit_val_batches != 0
+        has_step = overrides(run.steps, "validation_step") and self.limit_val_batches != 0
+        return has_step and has_source(run, "val")
 
     def _shown_loaders(self, kind: str) -> Any:
         loaders = self._loaders(kind)

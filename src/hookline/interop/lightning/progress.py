@@ -70,13 +70,13 @@ class SavedProgress(Part):
 class SchedulerSteps(SavedProgress):
     """`trainer.fit_loop.epoch_loop.scheduler_progress`."""
 
-    path = key = "epoch_loop.scheduler_progress"
+    key = "epoch_loop.scheduler_progress"
 
 
 class OptimizerUpdates(SavedProgress):
     """`optim_progress.optimizer.step`."""
 
-    path = key = "epoch_loop.automatic_optimization.optim_progress"
+    key = "epoch_loop.automatic_optimization.optim_progress"
     within = ("optimizer", "step")
 
 
@@ -89,14 +89,13 @@ class GradientClears(OptimizerUpdates):
 class OptimizerProgress(Part):
     """`optim_progress.optimizer`."""
 
-    path = "fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer"
     PARTS: ClassVar[Mapping[str, type[Part]]] = {"step": OptimizerUpdates, "zero_grad": GradientClears}
 
 
 class ValidationBatches(SavedProgress):
     """`trainer.fit_loop.epoch_loop.val_loop.batch_progress`."""
 
-    path = key = "epoch_loop.val_loop.batch_progress"
+    key = "epoch_loop.val_loop.batch_progress"
 
     @property
     def is_last_batch(self) -> bool:
@@ -139,8 +138,6 @@ def _tracker(done: int, hook: str) -> Tracker:
 
 class BatchProgress(Part):
     """`trainer.fit_loop.epoch_loop.batch_progress`."""
-
-    path = "fit_loop.epoch_loop.batch_progress"
 
     is_last_batch: bool = fact("_view.is_last_batch", "Return whether this is the epoch's last batch.")
 
@@ -187,8 +184,6 @@ def _fit_state(own: Any) -> Any:
 class EpochProgress(Resettable):
     """`trainer.fit_loop.epoch_progress`."""
 
-    path = "fit_loop.epoch_progress"
-
     @property
     def current(self) -> Tracker:
         """Return the epochs."""
@@ -211,8 +206,6 @@ class EpochProgress(Resettable):
 
 class EvaluationBatches(Part):
     """`batch_progress` of a validation, test or prediction."""
-
-    path = "validate_loop.batch_progress"
 
     @property
     def is_last_batch(self) -> bool:
@@ -248,7 +241,6 @@ class EvaluationBatches(Part):
 class OptimizerSteps(Resettable):
     """`optim_progress` and `optim_step_progress`: the updates."""
 
-    path = "fit_loop.epoch_loop.automatic_optimization.optim_progress"
     PARTS: ClassVar[Mapping[str, type[Part]]] = {"optimizer": OptimizerProgress}
 
     is_automatic: ClassVar[bool] = True
@@ -269,21 +261,18 @@ class OptimizerSteps(Resettable):
 class Automatic(Part):
     """`trainer.fit_loop.epoch_loop.automatic_optimization`."""
 
-    path = "fit_loop.epoch_loop.automatic_optimization"
     PARTS: ClassVar[Mapping[str, type[Part]]] = {"optim_progress": OptimizerSteps}
 
 
 class ManualUpdates(OptimizerSteps):
     """`optim_step_progress` of manual optimization."""
 
-    path = "fit_loop.epoch_loop.manual_optimization.optim_step_progress"
     is_automatic = False
 
 
 class ManualSteps(Part):
     """`trainer.fit_loop.epoch_loop.manual_optimization`."""
 
-    path = "fit_loop.epoch_loop.manual_optimization"
     PARTS: ClassVar[Mapping[str, type[Part]]] = {"optim_step_progress": ManualUpdates}
 
 

@@ -29,16 +29,15 @@ from hookline.interop.lightning.arguments import (
     with_plugins,
 )
 from hookline.interop.lightning.callback_list import complete, native_max_time, ordered, replaced_by
-from hookline.interop.lightning.checkpoint_path import CHOSEN, choose_path
-from hookline.interop.lightning.checkpoint_save import complete_io, read_here
+from hookline.interop.lightning.checkpoints import CHOSEN, choose_path, complete_io, read_here
 from hookline.interop.lightning.connector import LoggerConnector
 from hookline.interop.lightning.logged_values import LoggedValues, number_of
 from hookline.interop.lightning.loggers import default_logger, directory_of_logs, quiet, split
 from hookline.interop.lightning.loop_trainer import LoopTrainer
-from hookline.interop.lightning.module_view import is_lightning_module
 from hookline.interop.lightning.package import (
     find,
     is_a,
+    is_lightning_module,
     is_lightnings,
     misconfiguration,
     possible,
@@ -502,9 +501,7 @@ class Trainer(TrainerSettings):
     # ---- attributes ----------------------------------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
-        """Return a part, or an attribute of Hookline's trainer."""
-        if name in self.PARTS and "_parts" in self.__dict__:
-            return self.__dict__["_parts"][name]
+        """Return an attribute of Hookline's trainer."""
         own = self.__dict__.get("_trainer")
         if own is None or name.startswith("__") or not hasattr(own, name):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

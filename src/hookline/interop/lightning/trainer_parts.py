@@ -25,7 +25,6 @@ HIDDEN = (
     "PARTS",
     "STATUS",
     "CLASSES",
-    "path",
     "attach",
     "of_lightning",
     "remove_later",
@@ -60,21 +59,21 @@ class Part:
     """A part of the view: it has the attributes declared here, and no others."""
 
     PARTS: ClassVar[Mapping[str, type[Part]]] = {}
-    path: ClassVar[str] = ""
 
-    def __init__(self, view: Any) -> None:
-        self.__dict__["_view"] = view
-        self.__dict__.update({name: part(view) for name, part in self.PARTS.items()})
+    def __init__(self, view: Any, path: str) -> None:
+        """path: leads from the trainer to this part."""
+        parts = {name: part(view, f"{path}.{name}") for name, part in self.PARTS.items()}
+        self.__dict__.update(parts, _view=view, _path=path)
 
     _own: Any = fact("_view._own")
 
     def __getattr__(self, name: str) -> Any:
-        raise missing(f"trainer.{self.path}.{name}", type(self))
+        raise missing(f"trainer.{self._path}.{name}", type(self))
 
     def __setattr__(self, name: str, value: Any) -> None:
         setter = getattr(getattr(type(self), name, None), "fset", None)
         if setter is None:
-            raise missing(f"trainer.{self.path}.{name} = ...", type(self))
+            raise missing(f"trainer.{self._path}.{name} = ...", type(self))
         setter(self, value)
 
 
@@ -95,7 +94,6 @@ class ShownAs(Part):
 class RunState(Part):
     """`trainer.state`: the stage, and the status of the run."""
 
-    path = "state"
     STATUS: ClassVar[Mapping[str, str]] = {
         "created": "initializing",
         "training": "running",
@@ -172,7 +170,6 @@ class RunState(Part):
 class StrategyView(ShownAs):
     """`trainer.strategy`: the device, and communication between processes."""
 
-    path = "strategy"
     CLASSES: ClassVar[Mapping[str, str]] = {"DDP": "DDPStrategy", "FSDP": "FSDPStrategy"}
 
     @property
@@ -289,8 +286,6 @@ class StrategyView(ShownAs):
 class PrecisionView(ShownAs):
     """`trainer.precision_plugin`: clipping by hand, and the context of a forward."""
 
-    path = "precision_plugin"
-
     @property
     def _shown_as(self) -> tuple[str, str]:
         named = {"64-true": "DoublePrecision", "bf16-true": "HalfPrecision", "16-true": "HalfPrecision"}
@@ -328,8 +323,6 @@ class PrecisionView(ShownAs):
 class Connector(Part):
     """`trainer._logger_connector`: whether this step's metrics are written."""
 
-    path = "_logger_connector"
-
     @property
     def should_update_logs(self) -> bool:
         """Return whether the current update is one of every `log_every_n_steps`."""
@@ -355,8 +348,6 @@ class DataConnector(Part):
     does).
     """
 
-    path = "_data_connector"
-
     @property
     def _datahook_selector(self) -> Any:
         data = self._view.datamodule
@@ -368,8 +359,6 @@ class DataConnector(Part):
 class Distributed(Part):
     """`trainer._accelerator_connector`."""
 
-    path = "_accelerator_connector"
-
     @property
     def is_distributed(self) -> bool:
         """Return whether there are several processes."""
@@ -378,8 +367,6 @@ class Distributed(Part):
 
 class Results(Part):
     """`trainer._results`: the target of a Lightning module's `self.log`."""
-
-    path = "_results"
 
     def log(
         self,

@@ -1,23 +1,31 @@
-"""Hookline's trainer as Lightning's callbacks and modules see it: live, and limited to the names that are
+"""Hookline's trainer and modules as Lightning's callbacks see them: live, and limited to the names that are
 listed.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import functools
 import sys
+import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from torch import nn
+
+from hookline.engine.init_arguments import init_arguments
+from hookline.engine.listener import overrides
 from hookline.engine.source_text import parse_source, words_of
 from hookline.interop.lightning.binder import NAME_OF_HOOK
-from hookline.interop.lightning.checkpoint_save import save_file
+from hookline.interop.lightning.checkpoints import save_file
+from hookline.interop.lightning.hparams import AttributeDict
 from hookline.interop.lightning.loggers import originals
 from hookline.interop.lightning.loop_parts import EvaluationLoop, FitLoop, PredictionLoop, TestLoop
-from hookline.interop.lightning.names import LightningNames, directory_of, first_of
-from hookline.interop.lightning.package import find
+from hookline.interop.lightning.names import LightningNames, directory_of, first_of, log_as_lightning
+from hookline.interop.lightning.package import find, is_lightning_module
+from hookline.interop.lightning.table import MODULE_ACTIONS
 from hookline.interop.lightning.trainer_parts import (
     Connector,
     DataConnector,
@@ -30,6 +38,7 @@ from hookline.interop.lightning.trainer_parts import (
     StrategyView,
     missing,
 )
+from hookline.run.module import Module
 from hookline.run.save_request import SaveRequest
 from hookline.run.state_parts import fact
 from hookline.util.errors import HookError, closest
@@ -208,7 +217,7 @@ class TrainerView(LightningNames):
         own["_package"], own["_caller"] = package, caller
         own["_trainer"], own["moment"] = None, Moment(self, caller)
         own["asked"], own["removals"], own["_checkpoint_io"] = None, [], None
-        own["_parts"] = {name: part(self) for name, part in self.PARTS.items()}
+        own.update({name: part(self, name) for name, part in self.PARTS.items()})
 
     def attach(self, trainer: Any, proxy: Any, names: dict[str, Any]) -> None:
         """Attach the view to a run."""
@@ -225,9 +234,7 @@ class TrainerView(LightningNames):
         return self._trainer
 
     def __getattr__(self, name: str) -> Any:
-        """Return a part or an attribute that a user has set; raise an error for other names."""
-        if name in self.PARTS:
-            return self.__dict__["_parts"][name]
+        """Return an attribute that a user has set; raise an error for other names."""
         kept: dict[str, Any] = getattr(self._trainer, USER_ATTRIBUTES, {})
         if name in kept:
             return kept[name]
@@ -422,3 +429,105 @@ class TrainerView(LightningNames):
     def validate(self, *args: Any, **kwargs: Any) -> list[dict[str, float]]:
         """Validate inside the run, where Hookline allows it: at the end of a batch, step or epoch."""
         return [dict(self._own.validate(*args, **kwargs).read())]
+
+
+# ---- Hookline's modules, and plain ones, with the attributes that callbacks expect of a module
+
+
+def shown_to_callbacks(module: Any, view: TrainerView) -> Any:
+    """Return a Lightning module as it is, any other in a proxy for what callbacks use."""
+    return module if module is None or is_lightning_module(module) else ModuleProxy(module, view)
+
+
+class ModuleProxy:
+    """A proxy for the user's module with `log`, `trainer` and other names of a LightningModule."""
+
+    def __init__(self, module: nn.Module, view: TrainerView) -> None:
+        base = view.of_lightning("core.module", "LightningModule")
+        self.__dict__.update(_module=module, _view=view, _base=base, _class=_both(type(module), base))
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:  # pyright: ignore # what isinstance looks at: it is the user's class and a LightningModule
+        return self._class
+
+    def __getattr__(self, name: str) -> Any:
+        if name in MODULE_ACTIONS and not overrides(self._module, name):
+            return types.MethodType(
+                getattr(self._base, name), self
+            )  # Lightning checks by this that it is not overridden
+        return getattr(self._module, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._module, name, value)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module."""
+        return self._module(*args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is self._module
+
+    def __hash__(self) -> int:
+        return hash(self._module)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return copy.deepcopy(self._module, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._module.__reduce_ex__(protocol)
+
+    def __repr__(self) -> str:
+        return repr(self._module)
+
+    trainer: TrainerView = fact("_view", "Return the trainer as Lightning's hooks see it.")
+
+    _trainer = trainer
+
+    @property
+    def automatic_optimization(self) -> bool:
+        """Return whether the loop does the optimization."""
+        return bool(getattr(self._module, "automatic_optimization", True))
+
+    @property
+    def hparams(self) -> Any:
+        """Return the module's own `hparams`, or else the plain arguments that it was created with."""
+        made, own = init_arguments(self._module), getattr(self._module, "hparams", None)
+        return own if own is not None else AttributeDict({} if made is None else made.recorded)
+
+    hparams_initial = hparams
+
+    @property
+    def example_input_array(self) -> Any:
+        """Return the module's example input, or None."""
+        return getattr(self._module, "example_input_array", None)
+
+    current_epoch: int = fact("_view.current_epoch", "Return the current epoch, from 0.")
+
+    global_step: int = fact("_view.global_step", "Return the number of updates so far.")
+
+    logger: Any = fact("_view.logger", "Return the logger as Lightning's hooks see it.")
+
+    device: Any = fact("_view._own.device", "Return the device of the module.")
+
+    def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
+        """Log a number, with Lightning's arguments."""
+        log_as_lightning(self._view._own._last, name, value, args, options)
+
+    def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **options: Any) -> None:
+        """Log several numbers."""
+        for name, value in dictionary.items():
+            self.log(name, value, *args, **options)
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print, on rank zero only."""
+        self._view.print(*args, **kwargs)
+
+
+def _both(own: type, base: type) -> type:
+    """Return a class that is both, for isinstance only; the base alone if the classes cannot be combined."""
+    if any("__init_subclass__" in vars(cls) for cls in own.__mro__ if cls not in (object, Module)):
+        return base
+    try:
+        return type(own.__name__, (own, base), {})
+    except TypeError:
+        return base

@@ -17,10 +17,9 @@ from hookline.engine.plan import Plan
 from hookline.hooks.lr_finder import LRFinder
 from hookline.interop.lightning.binder import NAME_OF_HOOK
 from hookline.interop.lightning.callback_list import FIRST
-from hookline.interop.lightning.checkpoint_path import choose_path
+from hookline.interop.lightning.checkpoints import choose_path
 from hookline.interop.lightning.hparams import HyperParameters
-from hookline.interop.lightning.module_view import is_lightning_module
-from hookline.interop.lightning.package import installed, is_a, refusal
+from hookline.interop.lightning.package import installed, is_a, is_lightning_module, refusal
 from hookline.interop.lightning.trainer_parts import Part
 from hookline.training.trainer import Trainer as HooklineTrainer
 
@@ -84,8 +83,6 @@ class Snapshot:
 
 class CheckpointConnector(Part):
     """`trainer._checkpoint_connector`: chooses checkpoints, and restores what a tuner has saved."""
-
-    path = "_checkpoint_connector"
 
     def restore(self, path: str) -> None:
         """Restore the run inside which a tuner has saved this."""
