@@ -9,7 +9,7 @@ from typing import Any
 
 from hookline.engine.binding import IF_SEVERAL, Binding, CallSource, bind_by_name, unknown_fact
 from hookline.engine.events import Event, EventTable
-from hookline.engine.listener import Listener, undecorated_method
+from hookline.engine.listener import undecorated_method
 from hookline.util.errors import HookError
 
 FactConverter = Callable[..., Any]
@@ -229,10 +229,6 @@ class AdoptedCallback:
             return True  # a mock of the class, which records every call
         found = getattr(type(self.original), method, None)
         return found is not None and found is not getattr(self.base, method, None)
-
-    def listener(self, name: str, event: Event, function: Callable[..., Any], binding: Binding) -> Listener:
-        """Return a listener of this callback; `function` is the method that `explain` shows."""
-        return Listener("H", name, self, event, function, binding, [])
 
     def before_optimizers(self) -> None:
         """Prepare for the optimizers of a checkpoint, which are restored next."""

@@ -263,13 +263,13 @@ class KerasCallback(AdoptedCallback):
         when training starts.
         """
         started = Binding(self._set_params, ())
-        found = [self.listener(name, table["on_train_start"], self.original.set_params, started)]
+        found = [Listener("H", name, self, table["on_train_start"], self.original.set_params, started, [])]
         for method, rows in KERAS_METHODS.items():
             if self.overrides(method) or self.overrides(OLDER_NAMES.get(method, method)):
                 function = getattr(self.original, method)
                 for row in rows:
                     binding = row.bind_in_order(function, table)
-                    found.append(self.listener(name, table[row.event], function, binding))
+                    found.append(Listener("H", name, self, table[row.event], function, binding, []))
         return found
 
     def begin_run(self, state: Any) -> None:

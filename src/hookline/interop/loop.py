@@ -238,7 +238,7 @@ class Line(HostedRun):
                 yield number
             finally:
                 self._in_body = False
-                position.end_body()
+                position.is_in_epochs = False
             self.end_epoch()
             if not position.has_batches:  # the loop read its batches without the line
                 run_events.count_epoch(self)

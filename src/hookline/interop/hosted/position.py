@@ -155,10 +155,6 @@ class LoopPosition:
         if kept is not None and not kept["batches"] and not kept["updates"] and not kept["generators"]:
             self.pending = None  # between two epochs: nothing else is left to restore
 
-    def end_body(self) -> None:
-        """End the body of an epoch."""
-        self.is_in_epochs = False
-
     def _begin(self) -> None:
         kept = self.pending
         if kept is not None and (streams := kept["epoch_streams"] or kept["streams"]) is not None:

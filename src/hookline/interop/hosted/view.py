@@ -10,7 +10,6 @@ from hookline.checkpoint.files import remove
 from hookline.distributed.comm import Ranks
 from hookline.engine.cost import Costs
 from hookline.engine.explain import Explanation, explain_plan
-from hookline.engine.plan import Plan
 from hookline.interop.hosted.host import Host, HostedHooks
 from hookline.run.directory import RunDirectory
 from hookline.run.optimizers import Schedule
@@ -28,7 +27,6 @@ class HostView(View):
     """
 
     host: Host
-    plan: Plan
     hooks: HostedHooks  # pyright: ignore[reportIncompatibleVariableOverride]
     options: Options
     ranks: Ranks
@@ -38,8 +36,6 @@ class HostView(View):
     """Batches per training epoch; None if unknown."""
     plans_validations = False
     save_requests: list[SaveRequest]
-    restored: dict[str, Any]
-    """State of the checkpoint for hooks that are added later."""
     _directory: RunDirectory
 
     def __getattr__(self, name: str) -> Any:
@@ -112,10 +108,10 @@ class HostView(View):
         costs.times = f"Time: {self.timings}" if timer is not None and timer.epochs else ""
         return costs
 
-    timings: Timings | None = fact(
-        "state.timings",
-        "Where the time of this or the last run went; None before it, and inside another trainer.",
-    )
+    @property
+    def timings(self) -> Timings | None:
+        """Where the time of this or the last run went; None before it, and inside another trainer."""
+        return self.state.timings
 
     def explain(self) -> Explanation:
         """Return the lifecycle with its listeners; `print` it."""

@@ -154,8 +154,7 @@ def _shown(function: Callable[..., Any]) -> str:
 class MissingEntry(HookError, KeyError):
     """A callback has requested an entry that this checkpoint does not have."""
 
-    def __str__(self) -> str:
-        return str(self.args[0])
+    __str__ = Exception.__str__  # that of KeyError quotes the text
 
 
 class CheckpointView(MutableMapping[str, Any]):

@@ -179,8 +179,7 @@ def _newest_of_cluster(trainer: Any) -> str | None:
 class OnlyWeights(CheckpointError, KeyError):
     """A fit cannot resume from a checkpoint without optimizers."""
 
-    def __str__(self) -> str:
-        return str(self.args[0])
+    __str__ = Exception.__str__  # that of KeyError quotes the text
 
 
 def refuse_start(run: Any) -> None:
@@ -349,13 +348,6 @@ class LightningFile:
         return entries
 
 
-def forget_logged(saved: dict[str, Any]) -> None:
-    """Remove the metrics of a training epoch that is over: they are reset after its last hook."""
-    for value in saved.pop("lightning").values():
-        if value is not None:
-            saved["states"].pop(value["metric"], None)
-
-
 # ---- the next save point -----------------------------------------------------------------------------------
 
 
@@ -390,8 +382,10 @@ def as_saved_next(run: Run) -> Iterator[Callable[[dict[str, Any]], None]]:
         contents["position"] |= owed
         if logged is not None:
             contents["log"]["pending"] = logged
-        if is_epoch_over:
-            forget_logged(contents["metric_objects"])
+        saved = contents["metric_objects"]
+        for value in saved.pop("lightning").values() if is_epoch_over else ():
+            if value is not None:  # the metrics of the epoch are reset after its last hook
+                saved["states"].pop(value["metric"], None)
 
     with progress.shown_as(**fields):
         yield complete

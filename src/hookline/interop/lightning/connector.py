@@ -31,6 +31,7 @@ from hookline.interop.lightning.progress import LoopCounts
 from hookline.metrics.metric_log import MetricLog
 from hookline.metrics.metric_objects import named_metrics
 from hookline.run.state import State
+from hookline.run.state_parts import fact
 
 
 def current_hook(running: Any) -> str:
@@ -81,17 +82,11 @@ class LoggerConnector:
         for event, moments in MOMENTS.items():
             for is_last, method in enumerate(moments):
                 if method is not None:
-                    plan.add([self._listener(plan, event, method, bool(is_last))])
-
-    def _listener(
-        self, plan: Plan, event: str, method: Callable[[Any, State], None], is_last: bool
-    ) -> Listener:
-        call = method.__get__(self)
-        order = FAR if is_last else -FAR
-        found = plan.table[event]
-        return Listener(
-            "H", NAME, self, found, call, Binding(call, ()), [], order=order, after_module=is_last
-        )
+                    call = method.__get__(self)
+                    made = Listener("H", NAME, self, plan.table[event], call, Binding(call, ()), [])
+                    made.order = FAR if is_last else -FAR
+                    made.after_module = bool(is_last)
+                    plan.add([made])
 
     # ---- what the trainer shows ----------------------------------------------------------------------------
 
@@ -105,6 +100,9 @@ class LoggerConnector:
         in_validation = s.stage == "fit" and (s.modes or s.sanity_checking)
         return self.values.get("in fit" if in_validation else s.stage)
 
+    _values: LoggedValues = fact("active", "Return the same, in a loop that logs.")
+
+    @property
     def newest(self) -> Shown:
         """Return the metrics with those of this moment."""
         if self.active:
@@ -112,8 +110,7 @@ class LoggerConnector:
         return self.shown
 
     def _current(self) -> Shown:
-        assert self.active is not None
-        return self.active.shown(on_step=self._is_first is not None)
+        return self._values.shown(on_step=self._is_first is not None)
 
     def _show(self, current: Shown) -> None:
         self.shown.bar.update(current.bar)
@@ -384,8 +381,7 @@ class LoggerConnector:
     def end_evaluation_data(self, s: State) -> None:
         """From now on the metrics are those of the whole pass."""
         self._end_loader()
-        assert self.active is not None
-        self.active.dataloader_idx = None
+        self._values.dataloader_idx = None
 
     def _end_loader(self) -> None:
         self._is_first = None
@@ -444,13 +440,12 @@ class LoggerConnector:
 
     def _take(self, batch: Any, loader: int | None) -> None:
         self._is_first = self._is_first is None
-        assert self.active is not None
-        self.active.batch, self.active.batch_size, self.active.dataloader_idx = batch, None, loader
+        values = self._values
+        values.batch, values.batch_size, values.dataloader_idx = batch, None, loader
 
     def _end_batch(self) -> None:
         self._show(self._current())
-        assert self.active is not None
-        self.active.batch = self.active.batch_size = None
+        self._values.batch = self._values.batch_size = None
 
 
 NAME = "lightning_metrics"

@@ -120,21 +120,19 @@ class DataLoop(ShownAs):
         """Return the progress of the run."""
         return dict(self._own.state.counts.state_dict())
 
-    @property
-    def inner(self) -> Any:
-        """Return the state of the run inside this one, from its end until the progress is restored."""
-        return self.__dict__.get("_inner")
+    inner: Any = None
+    """The state of the run inside this one, from its end until the progress is restored."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Show the progress of this run again; a run inside it has its own, so this one is unchanged."""
-        self.__dict__.pop("_inner", None)
+        self.__dict__.pop("inner", None)
 
     def reset(self) -> None:
         """Do nothing: each run begins anew."""
 
     def run(self) -> None:
         """Run the loop of the current stage from within one of its hooks."""
-        self.__dict__["_inner"] = self._view.run_loop_again()
+        self.__dict__["inner"] = self._view.run_loop_again()
 
 
 class EvaluationLoop(DataLoop):
@@ -329,8 +327,7 @@ class FitLoop(DataLoop):
             raise missing("trainer.fit_loop.max_batches = ...", type(self))
         self.__dict__["_max_batches"] = batches
 
-    def _should_accumulate(self) -> bool:
-        return bool(self.epoch_loop._should_accumulate())
+    _should_accumulate: Any = fact("epoch_loop._should_accumulate")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress as a checkpoint contains it; empty before the first fit."""

@@ -88,7 +88,6 @@ class LoopTrainer(HooklineTrainer):
         if self._fitted is not None:
             counts.load_state_dict(self._fitted.state.counts.state_dict(), resumed=False)
         if self._fitted is not None and stage == "fit":
-            assert self.lightning_trainer is not None
             counts.epoch = counts.epochs_seen = self.lightning_trainer.current_epoch
         if stage == "fit":
             self.began = counts.batches_seen

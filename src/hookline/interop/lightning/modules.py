@@ -39,6 +39,7 @@ from hookline.interop.lightning.names import Reduction, epoch_of, first_of, log_
 from hookline.interop.lightning.rules import clears_before_eval
 from hookline.interop.lightning.table import CALLBACK_ROWS, DATA_ROWS, MODULE_ROWS, refuse_lightning_1
 from hookline.run.module import DataModule
+from hookline.run.state_parts import fact
 from hookline.util.errors import HookError
 from hookline.util.uncopied import Uncopied
 
@@ -65,9 +66,9 @@ def _with_divided_losses(rows: Mapping[str, Row]) -> dict[str, Row]:
     return made
 
 
-def _number(fact: str, doc: str) -> Any:
+def _number(name: str, doc: str) -> Any:
     """Return a property that is a fact of a module's newest run, or 0 before the first."""
-    return property(lambda module: getattr(module._state, fact, 0), doc=doc)
+    return property(lambda module: getattr(module._state, name, 0), doc=doc)
 
 
 class LightningModule(HyperParameters, ModuleTools):
@@ -80,6 +81,8 @@ class LightningModule(HyperParameters, ModuleTools):
     """Lightning ends an epoch if this method of a module returns -1."""
     _toggled: Mapping[Parameter, bool] = MappingProxyType({})
     """Whether parameters required gradients before an optimizer was toggled."""
+    _trainer_ref = _state_ref = Uncopied()
+    """The trainer and the state of the newest run; empty before the first."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -206,31 +209,29 @@ class LightningModule(HyperParameters, ModuleTools):
     @property
     def trainer(self) -> Any:
         """Return the trainer that runs this module, or that ran it last."""
-        known: Uncopied | None = self.__dict__.get("_trainer_ref")
-        return self._run.state.shown_trainer if known is None or known.value is None else known.value
+        known = self._trainer_ref.value
+        return self._run.state.shown_trainer if known is None else known
 
     @trainer.setter
     def trainer(self, trainer: Any) -> None:
         self.__dict__["_trainer_ref"] = Uncopied(trainer)
 
-    @property
-    def _state(self) -> Any:
-        """Return the state of the newest run; None before the first."""
-        known: Uncopied | None = self.__dict__.get("_state_ref")
-        return known.value if known is not None else None
+    _state: Any = fact("_state_ref.value", "Return the state of the newest run; None before the first.")
 
     @property
     def current_epoch(self) -> int:
         """Return the current epoch, from 0; after the training, the number of epochs."""
         return 0 if self._state is None else epoch_of(self._state)
 
-    global_step: int = _number("step", "Return the number of updates so far; 0 before the first run.")
+    global_step: int = _number(  # pyright: ignore[reportIncompatibleMethodOverride]
+        "step", "Return the number of updates so far; 0 before the first run."
+    )
     global_rank: int = _number("rank", "Return this process's rank; 0 before the first run.")
     local_rank: int = _number(
         "local_rank", "Return this process's rank on its machine; 0 before the first run."
     )
 
-    logger = first_of("loggers", "Return the trainer's logger, or None.")
+    logger: Any = first_of("loggers", "Return the trainer's logger, or None.")
 
     @property
     def loggers(self) -> list[Any]:
@@ -346,6 +347,8 @@ class Callback(RunAware, Hook):
     __hookline_rows__: ClassVar[Mapping[str, Row]] = _with_divided_losses(CALLBACK_ROWS)
     __hookline_trainer__: ClassVar[str] = NAMED_TRAINER
 
+    _trainer_ref = Uncopied()
+
     def begin_run(self, state: Any) -> None:
         """Store the trainer of the run, for `log`."""
         self.__dict__["_trainer_ref"] = Uncopied(state.trainer)
@@ -364,8 +367,7 @@ class Callback(RunAware, Hook):
 
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
         """Log a number, with the arguments of the module's `log`."""
-        reference: Uncopied | None = self.__dict__.get("_trainer_ref")
-        run = getattr(reference.value, "_run", None) if reference is not None else None
+        run = getattr(self._trainer_ref.value, "_run", None)
         if run is None:
             raise HookError(
                 f"{type(self).__name__}.log({name!r}, ...) works only while a trainer runs the callback."

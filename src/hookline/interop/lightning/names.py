@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from operator import methodcaller
 from pathlib import Path
 from types import MethodType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -83,7 +83,7 @@ class LightningSchedule(Schedule):
     def __post_init__(self) -> None:
         """Do nothing: in manual optimization Lightning takes any object."""
 
-    needs_metric = fact("reduce_on_plateau", "Whether the scheduler needs a metric to advance.")
+    needs_metric: ClassVar[Any] = fact("reduce_on_plateau", "Whether it needs a metric to advance.")
 
     def __eq__(self, other: object) -> bool:
         """Compare with Lightning's configuration, or with another one of these."""

@@ -106,9 +106,11 @@ class StageLoaders:
                 made = combined(UserList(given), made._mode)  # one loader, which it does not take apart
             return made
         if self.kind == "train" and given._mode == "sequential":
+            modes = find("utilities.combined_loader", "_SUPPORTED_MODES")
+            others = ", ".join(repr(each) for each in modes if each != "sequential")
             raise ValueError(
                 '`FitLoop` does not support the `CombinedLoader(mode="sequential")` mode: a training step '
-                f"takes a batch from each loader. Pass one of {_other_modes()}."
+                f"takes a batch from each loader. Pass one of {others}."
             )
         if self.kind == "predict" and given._mode != "sequential":
             raise ValueError(
@@ -226,11 +228,6 @@ def _original(given: Any) -> Any:
 
 def _length_of_limit(length: int | float) -> int | None:
     return None if length == float("inf") else int(length)
-
-
-def _other_modes() -> str:
-    modes: Mapping[str, Any] = find("utilities.combined_loader", "_SUPPORTED_MODES")
-    return ", ".join(repr(each) for each in modes if each != "sequential")
 
 
 # ---- loaders that are read by their own iterators ----------------------------------------------------------

@@ -479,20 +479,16 @@ class Trainer(TrainerSettings):
 
     # ---- metrics -------------------------------------------------------------------------------------------
 
-    @property
-    def callback_metrics(self) -> Any:
-        """Return the newest logged values, with those of this moment. Callbacks may add entries."""
-        return self._logger_connector.newest().callback
-
-    @property
-    def logged_metrics(self) -> dict[str, Tensor]:
-        """Return the newest values that loggers get."""
-        return self._logger_connector.newest().log  # type: ignore[no-any-return]
-
-    @property
-    def progress_bar_metrics(self) -> dict[str, float]:
-        """Return the newest values that were logged with `prog_bar=True`."""
-        return self._logger_connector.newest().bar  # type: ignore[no-any-return]
+    callback_metrics: Any = fact(
+        "_logger_connector.newest.callback",
+        "Return the newest logged values, with those of this moment. Callbacks may add entries.",
+    )
+    logged_metrics: dict[str, Tensor] = fact(  # pyright: ignore[reportIncompatibleMethodOverride]
+        "_logger_connector.newest.log", "Return the newest values that loggers get."
+    )
+    progress_bar_metrics: dict[str, float] = fact(  # pyright: ignore[reportIncompatibleMethodOverride]
+        "_logger_connector.newest.bar", "Return the newest values that were logged with `prog_bar=True`."
+    )
 
     _results: LoggedValues | None = fact(
         "_logger_connector.active", "Return what `self.log` adds values to; None in a prediction."

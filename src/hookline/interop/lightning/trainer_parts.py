@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -80,10 +79,8 @@ class Part:
 class ShownAs(Part):
     """A part that `isinstance` takes for the object of Lightning that it stands for."""
 
-    @property
-    def _shown_as(self) -> tuple[str, str]:
-        """Return the module and the name of Lightning's class."""
-        raise NotImplementedError
+    _shown_as: Any = ("", "")
+    """The module and the name of Lightning's class."""
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:  # pyright: ignore # what isinstance looks at
@@ -251,9 +248,9 @@ class StrategyView(ShownAs):
     def checkpoint_io(self, plugin: Any) -> None:
         self._view.__dict__["_checkpoint_io"] = plugin
 
-    def remove_checkpoint(self, filepath: str | Path) -> None:
-        """Delete a checkpoint, once its replacement is written."""
-        self._view.remove_later(filepath)
+    remove_checkpoint: Any = fact(
+        "_view.remove_later", "Delete a checkpoint, once its replacement is written."
+    )
 
     # ---- manual optimization, for modules ------------------------------------------------------------------
 
@@ -301,13 +298,14 @@ class PrecisionView(ShownAs):
 
     precision: str = fact("_view.precision", "Return the precision under Lightning's name.")
 
-    def forward_context(self) -> Any:
-        """Return the context in which a forward uses the run's precision."""
-        return self._own.strategy.precision.forward_context()
-
-    def module_init_context(self) -> Any:
-        """Return the context in which the parameters of a module are made in the run's precision."""
-        return self._own.strategy.precision.creation_context()
+    forward_context: Any = fact(
+        "_own.strategy.precision.forward_context",
+        "Return the context in which a forward uses the run's precision.",
+    )
+    module_init_context: Any = fact(
+        "_own.strategy.precision.creation_context",
+        "Return the context in which the parameters of a module are made in the run's precision.",
+    )
 
     def clip_gradients(
         self, optimizer: Any, clip_val: float = 0.0, gradient_clip_algorithm: Any = "norm"

@@ -160,7 +160,7 @@ class TrainerSettings(TrainerView):
         kind = self.of_lightning("utilities.enums", "GradClipAlgorithmType")
         return given if given is None or kind is None else kind(getattr(given, "value", given))
 
-    barebones = _setting("barebones", "Return whether everything that costs time is switched off.")
+    barebones: Any = _setting("barebones", "Return whether everything that costs time is switched off.")
 
     @property
     def accumulate_grad_batches(self) -> int:

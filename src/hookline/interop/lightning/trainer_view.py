@@ -123,17 +123,12 @@ class LoggerView:
             dict(vars(params) if isinstance(params, argparse.Namespace) else params)
         )
 
-    def log_graph(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: Hookline's loggers do not draw a graph of the model."""
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing: Hookline's loggers write and receive checkpoints without a call, are closed when the
+        run is over, and do not draw a graph of the model.
+        """
 
-    def save(self) -> None:
-        """Do nothing: Hookline's loggers write without this call."""
-
-    def finalize(self, status: str) -> None:
-        """Do nothing: Hookline closes its loggers when the run is over."""
-
-    def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
-        """Do nothing: Hookline's loggers receive checkpoints without this call."""
+    log_graph = finalize = after_save_checkpoint = save
 
 
 def _not_there(path: str, why: str, owner: type) -> NotInView:
@@ -518,9 +513,7 @@ class ModuleProxy:
         for name, value in dictionary.items():
             self.log(name, value, *args, **options)
 
-    def print(self, *args: Any, **kwargs: Any) -> None:
-        """Print, on rank zero only."""
-        self._view.print(*args, **kwargs)
+    print: Any = fact("_view.print", "Print, on rank zero only.")
 
 
 def _both(own: type, base: type) -> type:
