@@ -555,7 +555,7 @@ def test_every_module_has_a_mirrored_test_file() -> None:
 
 # ---- figures of the whole --------------------------------------------------------------------------------------
 
-MOST_FILES, MOST_ONE_IMPORTER = 393, 12
+MOST_FILES, MOST_ONE_IMPORTER = 389, 12
 """Modules, and short modules with a single importer. They go down; only a new capability adds a module."""
 MOST_STATEMENTS = {
     "": 99,
@@ -569,7 +569,7 @@ MOST_STATEMENTS = {
     "distributed": 1551,
     "engine": 3413,
     "hooks": 7324,
-    "interop": 10995,
+    "interop": 10656,
     "loggers": 2114,
     "metrics": 565,
     "reliability": 993,

@@ -98,7 +98,8 @@ class Updates(UpdateEvents):
             self.on_start()
         if not self.recomputing:
             self.windows += 1
-            self.focus(index, optimizer)
+            s = self.state
+            s.optimization.optimizer_idx, s.optimization.optimizer = index, optimizer
             if self.plan.on_before_zero_grad is not noop:
                 self.before_zero_grad()
 
@@ -125,7 +126,7 @@ class Updates(UpdateEvents):
         if not self.announced and self.progress.step_before_batch < 0:
             self.norms.clear()
         self.announced.add(index)
-        self.focus(index, s.setup.optimizers[index])
+        s.optimization.optimizer_idx, s.optimization.optimizer = index, s.setup.optimizers[index]
         if not self.norm_is_known:
             s.optimization.norm_tensor = None
             if "grad_norm" in self.plan.wanted:
@@ -212,7 +213,7 @@ class Updates(UpdateEvents):
         self.norm_is_known = self.recomputing = False
         self.clipped.clear()
         self.windows += 1
-        self.focus(index, optimizer)
+        s.optimization.optimizer_idx, s.optimization.optimizer = index, optimizer
         if index not in self.announced:  # the host made an empty step because there was no loss
             self.skip(index, "no_loss")
             return

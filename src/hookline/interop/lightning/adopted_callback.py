@@ -223,25 +223,20 @@ class LightningCallback(AdoptedCallback):
 
     def __init__(self, original: Any, *, checks: bool = True) -> None:
         """Check the attributes of the trainer that the callback uses, unless `checks` is False."""
+        self.kinds = {cls.__name__ for cls in original.__class__.__mro__ if is_lightnings(cls)}
         super().__init__(original, PACKAGES, "Callback")
-        if self.is_checkpoint:  # what it saves includes the effect of all other hooks of the event
+        if "Checkpoint" in self.kinds:  # what it saves includes the effect of all other hooks of the event
             self.order = CHECKPOINT_ORDER if self.order is None else self.order
             self.after_module = AFTER_MODULE
-        if any(is_lightnings(cls, "ProgressBar") for cls in original.__class__.__mro__):
+        if "ProgressBar" in self.kinds:
             self.only_one = ProgressBar.only_one  # the trainer then adds none of its own
         self.replaces = mentions(original, self.base, "remove_checkpoint")
         self.view = TrainerView(self.base.__module__.removesuffix(".callbacks.callback"), original)
         self._check(checks)
 
-    @property
-    def is_checkpoint(self) -> bool:
-        """Return whether the callback saves checkpoints."""
-        return any(is_lightnings(cls, "Checkpoint") for cls in self.original.__class__.__mro__)
-
     def usual_tier(self) -> str:
         """Return 'monitor' for monitors, which are called after the module."""
-        kinds = {cls.__name__ for cls in self.original.__class__.__mro__ if is_lightnings(cls)}
-        return "monitor" if kinds & set(MONITORS) else "user"
+        return "monitor" if self.kinds & set(MONITORS) else "user"
 
     def _check(self, attributes: bool) -> None:
         who = type(self.original).__name__

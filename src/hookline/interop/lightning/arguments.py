@@ -298,7 +298,13 @@ def with_plugins(given: dict[str, Any]) -> dict[str, Any]:
     result = {**given, "checkpoint_io": getattr(given["strategy"], "_checkpoint_io", None)}
     writer = find("plugins", "CheckpointIO")
     plugins = as_list(given["plugins"])
-    _refuse_repeated(plugins)
+    repeated = [kind for kind in PLUGIN_KINDS if sum(is_a(each, kind) for each in plugins) > 1]
+    if repeated:
+        raise refusal(
+            f"Received multiple values for {', '.join(repeated)} in `plugins`: pass one of each.",
+            "plugins",
+            plugins,
+        )
     for plugin in plugins:
         kind = type(plugin).__name__
         if kind in PRECISION_PLUGINS:
@@ -334,17 +340,6 @@ def with_plugins(given: dict[str, Any]) -> dict[str, Any]:
                 plugin,
             )
     return result
-
-
-def _refuse_repeated(plugins: list[Any]) -> None:
-    """Raise if two plugins stand for the same thing."""
-    counts = {kind: sum(is_a(each, kind) for each in plugins) for kind in PLUGIN_KINDS}
-    if repeated := [kind for kind, count in counts.items() if count > 1]:
-        raise refusal(
-            f"Received multiple values for {', '.join(repeated)} in `plugins`: pass one of each.",
-            "plugins",
-            plugins,
-        )
 
 
 def _precision(given: Any) -> str:

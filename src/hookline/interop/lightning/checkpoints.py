@@ -215,8 +215,7 @@ def complete_io(plugin: Any) -> Any:
     """Return a `CheckpointIO` of the user; Lightning gives one that wraps another its base."""
     if plugin is None:
         return None
-    strategy = find("strategies", "SingleDeviceStrategy")(checkpoint_io=plugin)
-    return strategy.checkpoint_io
+    return find("strategies", "SingleDeviceStrategy")(checkpoint_io=plugin).checkpoint_io
 
 
 def read_here(plugin: Any, path: str | Path | None, weights_only: bool | None, ranks: Any) -> Any:

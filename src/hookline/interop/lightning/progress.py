@@ -156,13 +156,8 @@ class BatchProgress(Part):
         done = run.progress.position
         if done == 0 and self._hook not in (*BEFORE_STEP, *IN_STEP) and run.state.batches_seen:
             is_new = run.state.batches_seen > getattr(self._own, "began", 0)
-            done = run.state.batch_idx + 1 if is_new else self._length
+            done = run.state.batch_idx + 1 if is_new else int(self._own.num_training_batches or 0)
         return _tracker(done, self._hook)
-
-    @property
-    def _length(self) -> int:
-        length = self._own.num_training_batches
-        return int(length or 0)
 
     @property
     def _hook(self) -> str:

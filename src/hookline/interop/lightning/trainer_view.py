@@ -21,7 +21,7 @@ from hookline.engine.source_text import parse_source, words_of
 from hookline.interop.lightning.binder import NAME_OF_HOOK
 from hookline.interop.lightning.checkpoints import save_file
 from hookline.interop.lightning.hparams import AttributeDict
-from hookline.interop.lightning.loggers import originals
+from hookline.interop.lightning.loggers import AdoptedLogger
 from hookline.interop.lightning.loop_parts import EvaluationLoop, FitLoop, PredictionLoop, TestLoop
 from hookline.interop.lightning.names import LightningNames, directory_of, first_of, log_as_lightning
 from hookline.interop.lightning.package import find, is_lightning_module
@@ -328,7 +328,7 @@ class TrainerView(LightningNames):
     def loggers(self) -> list[Any]:
         """Return Lightning's loggers as they were passed, then all of Hookline's as one."""
         own = self._own.loggers
-        passed = originals(own)
+        passed = [each.original for each in own.members if isinstance(each, AdoptedLogger)]
         return [*passed, LoggerView(self)] if len(passed) < len(own.members) else passed
 
     logger = first_of("loggers", "Return the first logger, or None.")

@@ -133,13 +133,10 @@ def _stub(method: str, form: tuple[str, ...]) -> Callable[..., None]:
 
     stub.__name__, stub.__qualname__ = method, f"TrainerHooks.{method}"
     stub.__doc__ = EVENTS.named(method).doc
-    stub.__signature__ = _signature(form)  # type: ignore[attr-defined]
-    return stub
-
-
-def _signature(names: tuple[str, ...]) -> inspect.Signature:
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return inspect.Signature([inspect.Parameter(name, kind) for name in ("self", *names)])
+    names = [inspect.Parameter(name, kind) for name in ("self", *form)]
+    stub.__signature__ = inspect.Signature(names)  # type: ignore[attr-defined]
+    return stub
 
 
 for _name, _forms in FRAMEWORK_METHODS.items():
