@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hookline.interop.hosted.host import ACCELERATE_HOST
+from hookline.interop.hosted.objects import HostLogger
 from hookline.interop.loop import Line
-from hookline.loggers import Logger
 
 
 class AcceleratedLine(Line):
@@ -28,7 +27,7 @@ class AcceleratedLine(Line):
         **options: Any,
     ) -> None:
         """logger: as of `Line`; by default the accelerator's trackers, if it has any."""
-        tracked = [Trackers(accelerator)] if logger is None and accelerator.log_with else False
+        tracked = [Trackers(accelerator.log)] if logger is None and accelerator.log_with else False
         self.outer = accelerator
         self._prepared: list[Any] = []
         self._norm: Tensor | None = None
@@ -83,14 +82,5 @@ class AcceleratedLine(Line):
         return self._norm
 
 
-class Trackers(Logger):
+class Trackers(HostLogger):
     """A logger that writes rows to the accelerator's trackers."""
-
-    queued = False
-
-    def __init__(self, accelerator: Any) -> None:
-        self.accelerator = accelerator
-
-    def log_metrics(self, metrics: Mapping[str, float], step: int, epoch: int) -> None:
-        """Write one row."""
-        self.accelerator.log({"epoch": epoch, **metrics}, step=step)

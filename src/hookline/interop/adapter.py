@@ -9,7 +9,7 @@ from typing import Any
 
 from hookline.engine.binding import IF_SEVERAL, Binding, CallSource, bind_by_name, unknown_fact
 from hookline.engine.events import Event, EventTable
-from hookline.engine.listener import Listener, undecorated_method
+from hookline.engine.listener import undecorated_method
 from hookline.util.errors import HookError
 
 FactConverter = Callable[..., Any]
@@ -84,8 +84,8 @@ class RowArguments:
         self.takes_rest = False
         """Whether the method has `*args`, which gets all further arguments."""
         self.values: list[FactConverter] = []
-        self._expressions: list[str] = []
-        self._facts: list[str] = []
+        self.expressions: list[str] = []
+        self.facts: list[str] = []
 
     def fit(self, function: Callable[..., Any]) -> None:
         """Choose the arguments by the parameters of a bound method.
@@ -130,7 +130,7 @@ class RowArguments:
         self.by_position = True
         self.add(name)
         if is_rest and name in self.row.if_several:
-            self._expressions.append(IF_SEVERAL.format(self._expressions.pop()))
+            self.expressions.append(IF_SEVERAL.format(self.expressions.pop()))
 
     def add(self, name: str, keyword: str = "") -> None:
         """Pass this fact next, converted as the row says; refuse a name that is not a fact of the event."""
@@ -145,13 +145,13 @@ class RowArguments:
             self.values.append(convert)
         if not keyword:
             self.names.append(fact.name)
-        self._expressions.append(keyword + expression)
-        self._facts.append(fact.name)
+        self.expressions.append(keyword + expression)
+        self.facts.append(fact.name)
 
     def binding(self, function: Callable[..., Any], answers: bool = True) -> Binding:
         """Return the call of a function with these arguments."""
-        source = CallSource(function, tuple(self._expressions), tuple(self.values), answers=answers)
-        return self.row._outside_sanity_check(Binding(source.caller(), tuple(self._facts), source))
+        source = CallSource(function, tuple(self.expressions), tuple(self.values), answers=answers)
+        return self.row._outside_sanity_check(Binding(source.caller(), tuple(self.facts), source))
 
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -229,10 +229,6 @@ class AdoptedCallback:
             return True  # a mock of the class, which records every call
         found = getattr(type(self.original), method, None)
         return found is not None and found is not getattr(self.base, method, None)
-
-    def listener(self, name: str, event: Event, function: Callable[..., Any], binding: Binding) -> Listener:
-        """Return a listener of this callback; `function` is the method that `explain` shows."""
-        return Listener("H", name, self, event, function, binding, [])
 
     def before_optimizers(self) -> None:
         """Prepare for the optimizers of a checkpoint, which are restored next."""

@@ -17,6 +17,7 @@ from hookline.engine.events import EventTable
 from hookline.engine.listener import Listener, refuse_misspelled
 from hookline.engine.source_text import attributes_read
 from hookline.interop.adapter import AdoptedCallback, Row
+from hookline.run.state_parts import fact
 from hookline.util.errors import HookError
 
 # ---- What `self.model` is in a Hookline run, and metrics under Keras' names
@@ -101,10 +102,7 @@ class OptimizerView:
 
     lr = learning_rate
 
-    @property
-    def iterations(self) -> int:
-        """Return the number of updates so far."""
-        return int(self._state.step)
+    iterations: int = fact("_state.step", "Return the number of updates so far.")
 
     def __getattr__(self, name: str) -> Any:
         """Reject attributes that a Hookline run does not have. Keras itself tests for `optimizers` and
@@ -174,10 +172,6 @@ def _nonfinite_loss(s: Any) -> dict[str, float]:
     return {} if loss is None or math.isfinite(loss) else {"loss": loss}
 
 
-def _no_logs(s: Any) -> dict[str, Any]:
-    return {}
-
-
 def _newest_logs(s: Any) -> dict[str, Any]:
     return {**epoch_logs(s.metrics), **_nonfinite_loss(s)}
 
@@ -187,7 +181,7 @@ _epoch_logs, _end_logs = _shared("epoch", _newest_logs), _shared("end", _newest_
 _test_logs = _shared("test", lambda s: test_logs(s.metrics, "test/" if s.stage == "test" else "val/"))
 
 
-def _keras_rows(*events: str, first: tuple[str, ...] = (), logs: Logs = _no_logs) -> tuple[Row, ...]:
+def _keras_rows(*events: str, first: tuple[str, ...] = (), logs: Logs = lambda s: {}) -> tuple[Row, ...]:
     """Return the rows of a method that gets `first` and the logs. Keras has no sanity check."""
     return tuple(
         Row(event, (*first, "state"), {"state": logs}, not event.startswith("on_validation"))
@@ -269,13 +263,13 @@ class KerasCallback(AdoptedCallback):
         when training starts.
         """
         started = Binding(self._set_params, ())
-        found = [self.listener(name, table["on_train_start"], self.original.set_params, started)]
+        found = [Listener("H", name, self, table["on_train_start"], self.original.set_params, started, [])]
         for method, rows in KERAS_METHODS.items():
             if self.overrides(method) or self.overrides(OLDER_NAMES.get(method, method)):
                 function = getattr(self.original, method)
                 for row in rows:
                     binding = row.bind_in_order(function, table)
-                    found.append(self.listener(name, table[row.event], function, binding))
+                    found.append(Listener("H", name, self, table[row.event], function, binding, []))
         return found
 
     def begin_run(self, state: Any) -> None:

@@ -19,12 +19,12 @@ from hookline.interop.hosted import objects
 from hookline.interop.hosted.batch import Pass
 from hookline.interop.hosted.checkpoints import gather_positions, load_hosted
 from hookline.interop.hosted.host import RAW_LOOP, Host
-from hookline.interop.hosted.missing import missing_batches, missing_losses, missing_optimizer
+from hookline.interop.hosted.loop_checks import UpdateChecks, missing_calls, missing_losses, refuse_other_loss
 from hookline.interop.hosted.position import LoopPosition, stop_in
 from hookline.interop.hosted.run import HostedRun
-from hookline.interop.hosted.update_checks import UpdateChecks, refuse_other_loss
 from hookline.run.optimizers import bare, in_module_order
 from hookline.run.state import count_noun
+from hookline.run.state_parts import fact
 from hookline.run.timer import RunTimer, timed
 from hookline.training import run_events
 from hookline.training.data_pass import read_batches
@@ -129,8 +129,8 @@ class Line(HostedRun):
             self.must_run()
             self.end_training()
             self.end_fit()
-            for missing in self._missing_calls() if self.state.rank == 0 else ():
-                log.warning("%s", missing)
+            if self.state.rank == 0:
+                self._report_missing_calls()
         except BaseException as failure:
             found = self._explained(failure)
             self.fail(found)
@@ -155,19 +155,11 @@ class Line(HostedRun):
             self.start_training()
             self._began = (self.global_step, self.state.batches_seen)
 
-    def _missing_calls(self) -> list[str]:
-        """Return what hooks have waited for in vain, because the loop has left out a call."""
-        step, batches = self._began
-        updates = self.global_step - step
-        has_batches = self.state.batches_seen != batches
-        found = [
-            ""
-            if has_batches
-            else missing_batches(self, updates, self._position.unread_epochs, self._has_validated),
-            missing_losses(self, updates),
-            missing_optimizer(self),
-        ]
-        return [each for each in found if each]
+    def _report_missing_calls(self) -> None:
+        """Log what hooks have waited for in vain, because the loop has left out a call."""
+        unread = self._position.unread_epochs
+        for missing in missing_calls(self, self._began, unread, self._has_validated):
+            log.warning("%s", missing)
 
     def fail(self, error: BaseException) -> None:
         """Emit on_exception and tear the hooks down. error: that of the loop; further ones become notes."""
@@ -246,7 +238,7 @@ class Line(HostedRun):
                 yield number
             finally:
                 self._in_body = False
-                position.end_body()
+                position.is_in_epochs = False
             self.end_epoch()
             if not position.has_batches:  # the loop read its batches without the line
                 run_events.count_epoch(self)
@@ -375,10 +367,10 @@ class Line(HostedRun):
         """
         return self._position.first_batch
 
-    @property
-    def batch_idx(self) -> int:
-        """The number of the current batch in its epoch, from 0; a resumed epoch continues to count."""
-        return self.state.batch_idx
+    batch_idx: int = fact(
+        "state.batch_idx",
+        "The number of the current batch in its epoch, from 0; a resumed epoch continues to count.",
+    )
 
     def validation(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Yield the batches of a validation; `line.log("val/loss", loss)` in it becomes a mean. The loop sets

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 
-def fact(path: str) -> Any:
+def fact(path: str, doc: str | None = None) -> Any:
     """Make a read-only attribute that reads a fact from its owner. It costs no Python call."""
-    return property(attrgetter(path))
+    return property(attrgetter(path), doc=doc)
 
 
 @dataclass(slots=True, eq=False)

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hookline.engine.hook_list import HookList
 from hookline.engine.plan import noop
 from hookline.metrics.accumulator import Accumulator
 from hookline.metrics.metric_log import Metrics
@@ -324,6 +325,23 @@ class HostedBatch(BatchEvents):
     def values_of_step(self) -> dict[str, Any]:
         """Return the loss and the learning rate, unless the host logs them itself."""
         return {} if self.holds_rows else super().values_of_step()
+
+
+class LoopRun(EmittingRun, Protocol):
+    """A loop written by hand, as its parts see it: `Line`."""
+
+    batch: HostedBatch
+    updates: Updates
+
+    @property
+    def hooks(self) -> HookList:
+        """Return the hooks of the loop."""
+        ...
+
+    @property
+    def should_stop(self) -> bool:
+        """Return whether the loop is to end, as all ranks have agreed."""
+        ...
 
 
 # ---- One evaluation inside a hosted run

@@ -21,7 +21,6 @@ from hookline.checkpoint.sharded import sharded_tensors
 from hookline.distributed.comm import Ranks
 from hookline.interop.hosted.host import Host, HostedHooks
 from hookline.run.finite import describe_nonfinite, find_nonfinite
-from hookline.run.options import Options
 from hookline.run.parts import EmittingRun
 from hookline.run.save_request import Saved, SaveRequest
 from hookline.run.state import State
@@ -47,7 +46,6 @@ class KeptRun(EmittingRun, Protocol):
 
     host: Host
     hooks: HostedHooks
-    options: Options
 
     @property
     def run_dir(self) -> Path:

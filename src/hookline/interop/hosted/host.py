@@ -22,10 +22,6 @@ ABSENT_EVENTS = ("on_validation_abandoned", "on_load_checkpoint", "on_checkpoint
 UNKNOWN = "only hookline.Trainer emits it"
 
 
-def _is_hookline_base(cls: type) -> bool:
-    return "__hookline_base__" in vars(cls)
-
-
 @dataclass(frozen=True, slots=True)
 class Host:
     """A training loop that is not Hookline's own.
@@ -88,7 +84,9 @@ class HostedHooks(HookList):
                     f"{who} listens to {listener.event.name}, which {self.host.name} cannot emit: {reason}."
                 )
         for attribute, where in (
-            attributes_read(TRAINERS, entry.hook, _is_hookline_base) if isinstance(entry.hook, Hook) else ()
+            attributes_read(TRAINERS, entry.hook, lambda cls: "__hookline_base__" in vars(cls))
+            if isinstance(entry.hook, Hook)
+            else ()
         ):
             if attribute not in self._offered:
                 raise HookError(

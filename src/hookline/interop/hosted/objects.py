@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hookline.engine.hook import Hook
 from hookline.interop.hosted.host import RAW_LOOP, Host
+from hookline.loggers import Logger
 from hookline.run.optimizers import bare
 from hookline.run.options import ARGUMENT_NAMES
 from hookline.util.errors import OptionError, closest, described
@@ -78,6 +79,20 @@ def own_schedulers(given: Any) -> list[Any]:
                 "optimizer, or a list of them."
             )
     return found
+
+
+class HostLogger(Logger):
+    """Sends rows to what the host itself logs with."""
+
+    queued = False
+
+    def __init__(self, write: Callable[[dict[str, float], int], Any]) -> None:
+        """write: called with a row and its step."""
+        self._write = write
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int, epoch: int) -> None:
+        """Write one row."""
+        self._write({"epoch": epoch, **metrics}, step)
 
 
 HOST_OPTIONS = (

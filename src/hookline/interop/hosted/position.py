@@ -6,35 +6,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
 from hookline.checkpoint.contents import put_gradients, window_gradients
 from hookline.data.seeding import find_generators, rng_state, set_rng_state
-from hookline.interop.hosted.batch import HostedBatch
-from hookline.run.parts import Progress
-from hookline.run.state import State, count_noun
+from hookline.interop.hosted.batch import LoopRun
+from hookline.run.state import count_noun
 from hookline.util.errors import CheckpointError
 
 log = logging.getLogger("hookline")
 
 PLACES = ("sampler", "batch_sampler", "dataset")
 """Attributes of a loader that may have a generator of their own."""
-
-
-class Positioned(Protocol):
-    """A loop with a position: `Line`."""
-
-    state: State
-    progress: Progress
-    batch: HostedBatch
-
-    @property
-    def should_stop(self) -> bool:
-        """Return whether the loop is to end, as all ranks have agreed."""
-        ...
 
 
 def save_streams() -> dict[str, Any]:
@@ -72,7 +58,7 @@ def stop_in(states: list[dict[str, Any]] | None) -> tuple[str, str] | None:
 class LoopPosition:
     """The batches of the current epoch that are done, and the random streams at its start."""
 
-    def __init__(self, run: Positioned) -> None:
+    def __init__(self, run: LoopRun) -> None:
         self.run = run
         self.pending: dict[str, Any] | None = None
         """The position of a loaded checkpoint, until the loop is there."""
@@ -168,10 +154,6 @@ class LoopPosition:
         kept = self.pending
         if kept is not None and not kept["batches"] and not kept["updates"] and not kept["generators"]:
             self.pending = None  # between two epochs: nothing else is left to restore
-
-    def end_body(self) -> None:
-        """End the body of an epoch."""
-        self.is_in_epochs = False
 
     def _begin(self) -> None:
         kept = self.pending

@@ -41,6 +41,7 @@ from hookline.run.parts import Participants, Progress, Resume
 from hookline.run.record import monitors_of
 from hookline.run.reduction import WaitingRows
 from hookline.run.rows import MetricRows
+from hookline.run.save_request import make_save_request
 from hookline.run.state import State
 from hookline.run.view import View
 from hookline.training import run_events
@@ -523,13 +524,21 @@ class HostedRun(HostView):
         monitor: dict[str, Any] | None = None,
         weights: str | None = None,
     ) -> None:
-        """Request a checkpoint: written at the next save point of the run, or at once outside of a run.
+        """Request a checkpoint of Hookline's own kind: module, optimizers, schedulers, hooks and counters.
+
+        It is written at the next save point of the run, after all listeners of the current step, validation
+        or epoch have run, or at once outside of a run.
 
         path: a directory or an fsspec URL; None: `checkpoints/step-N` in the run's directory. reason:
         'manual', 'best', 'last', 'interval', 'signal' or 'exception', for hooks. monitor: the metric it is
         kept for, as {"name": ..., "mode": ..., "score": ...}. weights: 'all', or None.
         """
-        super().save_checkpoint(path, reason, monitor, weights)
+        request = make_save_request(path, reason, monitor, weights)
+        if weights == "trainable":
+            raise OptionError("weights='trainable' works in a fit of hookline.Trainer; here, leave it out.")
+        if self.state.module is None:
+            raise HooklineError("There is nothing to save: no run has started.")
+        self.save_requests.append(request)
         if not self.is_running:
             self.save_due()
 

@@ -10,15 +10,15 @@ from hookline.checkpoint.files import remove
 from hookline.distributed.comm import Ranks
 from hookline.engine.cost import Costs
 from hookline.engine.explain import Explanation, explain_plan
-from hookline.engine.plan import Plan
 from hookline.interop.hosted.host import Host, HostedHooks
 from hookline.run.directory import RunDirectory
 from hookline.run.optimizers import Schedule
 from hookline.run.options import Options
-from hookline.run.save_request import SaveRequest, make_save_request
+from hookline.run.save_request import SaveRequest
+from hookline.run.state_parts import fact
 from hookline.run.timings import Timings
 from hookline.run.view import View
-from hookline.util.errors import HooklineError, OptionError, closest
+from hookline.util.errors import OptionError, closest
 
 
 class HostView(View):
@@ -27,7 +27,6 @@ class HostView(View):
     """
 
     host: Host
-    plan: Plan
     hooks: HostedHooks  # pyright: ignore[reportIncompatibleVariableOverride]
     options: Options
     ranks: Ranks
@@ -37,8 +36,6 @@ class HostView(View):
     """Batches per training epoch; None if unknown."""
     plans_validations = False
     save_requests: list[SaveRequest]
-    restored: dict[str, Any]
-    """State of the checkpoint for hooks that are added later."""
     _directory: RunDirectory
 
     def __getattr__(self, name: str) -> Any:
@@ -57,10 +54,7 @@ class HostView(View):
 
     # ---- the run -------------------------------------------------------------------------------------------
 
-    @property
-    def stop_reason(self) -> str:
-        """Return why a stop was requested, or an empty string."""
-        return self.state.stop_reason
+    stop_reason: str = fact("state.stop_reason", "Return why a stop was requested, or an empty string.")
 
     @property
     def schedules(self) -> list[Schedule]:
@@ -71,10 +65,7 @@ class HostView(View):
             for each in self.state.schedulers
         ]
 
-    @property
-    def device(self) -> Any:
-        """Return the device of the module."""
-        return self.state.device
+    device: Any = fact("state.device", "Return the device of the module.")
 
     @property
     def estimated_stepping_batches(self) -> int:
@@ -106,24 +97,6 @@ class HostView(View):
     def run_dir(self) -> Path:
         """Return the directory in which hooks and loggers write."""
         return self._directory.path()
-
-    def save_checkpoint(
-        self,
-        path: str | Path | None = None,
-        reason: str = "manual",
-        monitor: dict[str, Any] | None = None,
-        weights: str | None = None,
-    ) -> None:
-        """Request a checkpoint of Hookline's own kind: module, optimizers, schedulers, hooks and counters.
-
-        It is written after all listeners of the current step, validation or epoch have run.
-        """
-        request = make_save_request(path, reason, monitor, weights)
-        if weights == "trainable":
-            raise OptionError("weights='trainable' works in a fit of hookline.Trainer; here, leave it out.")
-        if self.state.module is None:
-            raise HooklineError("There is nothing to save: no run has started.")
-        self.save_requests.append(request)
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Delete a checkpoint that was written here. path: its directory or fsspec URL."""

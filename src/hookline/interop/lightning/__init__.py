@@ -3,8 +3,7 @@ code runs.
 
 Their objects in our loop. Code that imports from here: `trainer`, `callbacks`, `modules`, `hparams`,
 `loaders`, `tuning`. Objects of the installed package in `hookline.Trainer`: `adopted_callback`,
-`adopted_module`, `module_view`, `trainer_view`, `trainer_parts`, `loop_parts`, `binder`. Both use `table` and
-`names`.
+`adopted_module`, `trainer_view`, `trainer_parts`, `loop_parts`, `binder`. Both use `table` and `names`.
 
 Our hooks in their loop: `host`. Lightning need not be installed for the first group.
 """
@@ -15,7 +14,7 @@ from typing import Any
 
 from hookline.engine.registry import import_instead
 from hookline.interop.lightning.modules import Callback, LightningDataModule, LightningModule
-from hookline.interop.lightning.shared_stream import seed_everything
+from hookline.interop.lightning.stage_loaders import seed_everything
 from hookline.interop.lightning.table import MAPPING
 from hookline.interop.lightning.trainer import Trainer
 from hookline.interop.lightning.tuning import Tuner

@@ -18,12 +18,11 @@ from hookline.engine.source_text import parse_source, words_of
 from hookline.hooks.progress_bar import ProgressBar
 from hookline.interop.adapter import AdoptedCallback
 from hookline.interop.lightning.binder import bind
-from hookline.interop.lightning.callback_list import FIRST, is_a
-from hookline.interop.lightning.module_view import is_lightning_module, shown_to_callbacks
-from hookline.interop.lightning.package import PACKAGES, is_lightnings
+from hookline.interop.lightning.callback_list import FIRST
+from hookline.interop.lightning.package import PACKAGES, is_a, is_lightning_module, is_lightnings
 from hookline.interop.lightning.table import CALLBACK_ROWS
 from hookline.interop.lightning.trainer_parts import missing
-from hookline.interop.lightning.trainer_view import TrainerView, is_of_trainer
+from hookline.interop.lightning.trainer_view import TrainerView, is_of_trainer, shown_to_callbacks
 from hookline.interop.lightning.tuning import ends_tuning, is_tuner
 from hookline.util.errors import CLASSES, HookError
 
@@ -224,25 +223,20 @@ class LightningCallback(AdoptedCallback):
 
     def __init__(self, original: Any, *, checks: bool = True) -> None:
         """Check the attributes of the trainer that the callback uses, unless `checks` is False."""
+        self.kinds = {cls.__name__ for cls in original.__class__.__mro__ if is_lightnings(cls)}
         super().__init__(original, PACKAGES, "Callback")
-        if self.is_checkpoint:  # what it saves includes the effect of all other hooks of the event
+        if "Checkpoint" in self.kinds:  # what it saves includes the effect of all other hooks of the event
             self.order = CHECKPOINT_ORDER if self.order is None else self.order
             self.after_module = AFTER_MODULE
-        if any(is_lightnings(cls, "ProgressBar") for cls in original.__class__.__mro__):
+        if "ProgressBar" in self.kinds:
             self.only_one = ProgressBar.only_one  # the trainer then adds none of its own
         self.replaces = mentions(original, self.base, "remove_checkpoint")
         self.view = TrainerView(self.base.__module__.removesuffix(".callbacks.callback"), original)
         self._check(checks)
 
-    @property
-    def is_checkpoint(self) -> bool:
-        """Return whether the callback saves checkpoints."""
-        return any(is_lightnings(cls, "Checkpoint") for cls in self.original.__class__.__mro__)
-
     def usual_tier(self) -> str:
         """Return 'monitor' for monitors, which are called after the module."""
-        kinds = {cls.__name__ for cls in self.original.__class__.__mro__ if is_lightnings(cls)}
-        return "monitor" if kinds & set(MONITORS) else "user"
+        return "monitor" if self.kinds & set(MONITORS) else "user"
 
     def _check(self, attributes: bool) -> None:
         who = type(self.original).__name__

@@ -16,12 +16,12 @@ from hookline.engine.listener import Listener, overrides, refuse_misspelled
 from hookline.interop.adapter import Row
 from hookline.interop.lightning.binder import BETWEEN_HOOKS, NAME_OF_HOOK, RETURNED, bind, recording_name
 from hookline.interop.lightning.checkpoint_file import LIGHTNING
-from hookline.interop.lightning.checkpoint_path import refuse_start
+from hookline.interop.lightning.checkpoints import refuse_start
 from hookline.interop.lightning.hparams import module_hooks
 from hookline.interop.lightning.loaders import convert_given, converting_loaders, outside_turns, with_iterator
 from hookline.interop.lightning.names import lightning_schedule
 from hookline.interop.lightning.package import is_lightnings, refusal, warn
-from hookline.interop.lightning.rules import ZERO_GRAD
+from hookline.interop.lightning.rules import ZERO_GRAD, clears_before_eval
 from hookline.interop.lightning.table import (
     DATA_ACTIONS,
     DATA_ROWS,
@@ -108,14 +108,10 @@ def _check_module(module: Any) -> None:
 
 
 def _clearing_first(module: Any, to_eval: Callable[[], Any]) -> Callable[[], None]:
-    """Return the change to eval mode with the module's own clearing of gradients before it, in a fit outside
-    an accumulation window. Lightning's trainer clears them itself (`LightningRules.begin_validation`).
-    """
+    """Return the change to eval mode with the module's own clearing of gradients before it."""
 
     def clear_and_to_eval() -> None:
-        run = module.trainer._own._run
-        in_fit = run.stage == "fit" and not run.state.sanity_checking and run.window.batches == 0
-        if in_fit and not hasattr(run.trainer, "lightning_trainer"):
+        if clears_before_eval(module.trainer._own._run):
             recording_name(getattr(module, ZERO_GRAD), ZERO_GRAD, module.__dict__)()
         to_eval()
 

@@ -16,7 +16,7 @@ from typing import Any, ParamSpec
 import torch
 
 from hookline.engine.checks import PRECISION_SPELLINGS
-from hookline.interop.lightning.package import find, refusal
+from hookline.interop.lightning.package import find, is_a, refusal
 
 P = ParamSpec("P")
 log = logging.getLogger("hookline")
@@ -66,13 +66,13 @@ def from_environment(init: Callable[P, None]) -> Callable[P, None]:
         prefix = f"PL_{type(args[0]).__name__}_"
         for name in names:
             if text := os.environ.get(f"{prefix}{name}".upper()):
-                kwargs.setdefault(name, _literal(text))
+                kwargs.setdefault(name, literal(text))
         init(*args, **kwargs)
 
     return wrapped
 
 
-def _literal(text: str) -> Any:
+def literal(text: str) -> Any:
     """Return the value of a Python literal, such as a number, a list or None; any other text unchanged."""
     try:
         return ast.literal_eval(text)
@@ -199,7 +199,8 @@ def _processes(given: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(strategy, str)
         else STRATEGY_CLASSES.get(type(strategy).__name__)
     )
-    if name is None and not _is_ours(strategy):
+    is_ours = any(cls.__module__.startswith("hookline.") for cls in type(strategy).__mro__)
+    if name is None and not is_ours:
         raise refusal(
             f"You selected an invalid strategy name: `strategy={strategy!r}`. Hookline has "
             f"{', '.join(STRATEGIES)}, and "
@@ -209,10 +210,6 @@ def _processes(given: Mapping[str, Any]) -> dict[str, Any]:
         )
     _check_processes(given)
     return {"device": ACCELERATORS[accelerator], "strategy": name if name is not None else strategy}
-
-
-def _is_ours(strategy: Any) -> bool:
-    return any(cls.__module__.startswith("hookline.") for cls in type(strategy).__mro__)
 
 
 def _check_processes(given: Mapping[str, Any]) -> None:
@@ -301,7 +298,13 @@ def with_plugins(given: dict[str, Any]) -> dict[str, Any]:
     result = {**given, "checkpoint_io": getattr(given["strategy"], "_checkpoint_io", None)}
     writer = find("plugins", "CheckpointIO")
     plugins = as_list(given["plugins"])
-    _refuse_repeated(plugins)
+    repeated = [kind for kind in PLUGIN_KINDS if sum(is_a(each, kind) for each in plugins) > 1]
+    if repeated:
+        raise refusal(
+            f"Received multiple values for {', '.join(repeated)} in `plugins`: pass one of each.",
+            "plugins",
+            plugins,
+        )
     for plugin in plugins:
         kind = type(plugin).__name__
         if kind in PRECISION_PLUGINS:
@@ -313,7 +316,7 @@ def with_plugins(given: dict[str, Any]) -> dict[str, Any]:
                     plugin,
                 )
             result["precision"] = plugin.precision
-        elif _is_kind(plugin, "LayerSync"):
+        elif is_a(plugin, "LayerSync"):
             if given["sync_batchnorm"] and kind != "TorchSyncBatchNorm":
                 raise refusal(
                     f"You set `Trainer(sync_batchnorm=True)` and provided a `LayerSync` plugin, a {kind}: "
@@ -337,21 +340,6 @@ def with_plugins(given: dict[str, Any]) -> dict[str, Any]:
                 plugin,
             )
     return result
-
-
-def _is_kind(plugin: Any, name: str) -> bool:
-    return any(cls.__name__ == name for cls in plugin.__class__.__mro__)
-
-
-def _refuse_repeated(plugins: list[Any]) -> None:
-    """Raise if two plugins stand for the same thing."""
-    counts = {kind: sum(_is_kind(each, kind) for each in plugins) for kind in PLUGIN_KINDS}
-    if repeated := [kind for kind, count in counts.items() if count > 1]:
-        raise refusal(
-            f"Received multiple values for {', '.join(repeated)} in `plugins`: pass one of each.",
-            "plugins",
-            plugins,
-        )
 
 
 def _precision(given: Any) -> str:

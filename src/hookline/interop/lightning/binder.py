@@ -11,7 +11,7 @@ from typing import Any
 
 from hookline.engine.binding import IF_SEVERAL, Binding, CallSource, factory
 from hookline.engine.events import EventTable
-from hookline.interop.adapter import FactConverter, Row
+from hookline.interop.adapter import Row, RowArguments
 from hookline.interop.lightning.checkpoint_file import LIGHTNING
 from hookline.util.errors import HookError, closest
 
@@ -29,32 +29,24 @@ def bind(
     """Return the binding of one hook. `trainer` is the view, `module` the module as the view shows it."""
     if method == "teardown":
         function = _unless_failed(function, view)
-    event = table[row.event]
-    by_name = _takes_by_name(function, "stage")  # the one argument that Lightning passes by keyword
+    by_name = _takes_stage_by_name(function)
     names = row.arguments[: accepted(function, row.arguments, method)]
     # Lightning leaves these out with one loader, and a default of the user's stays
     may_be_left_out = {each for each in row.if_several if not _requires(function, each)}
-    reads: Mapping[str, FactConverter] = row.reads
-    values: list[Any] = [view.moment]
-    expressions: list[str] = []
-    facts: list[str] = []
+    arguments = RowArguments(row, table[row.event], table, method)
+    expressions, values = arguments.expressions, arguments.values
+    values.append(view.moment)
     for name in names:
-        fact = table.fact(name, event)
-        assert fact is not None, (method, name)
         if name in ("trainer", "module") and row.arguments[:1] == ("trainer",):
             expressions.append("d[0].trainer" if name == "trainer" else "d[0].proxy")
             continue
-        source = table.expression(fact, event)
-        if name in reads:
-            source = f"d[{len(values)}]({source})"
-            values.append(reads[name])
+        arguments.add(name, "stage=" if name == "stage" and by_name else "")
+        source = expressions[-1]
         if (method, name) in DIVIDED:
-            source = f"({source} if d[0].is_native else d[{len(values)}]({source}, d[0].trainer))"
+            expressions[-1] = f"({source} if d[0].is_native else d[{len(values)}]({source}, d[0].trainer))"
             values.append(divided)
         if name in may_be_left_out:
-            source = IF_SEVERAL.format(source)
-        expressions.append(f"stage={source}" if name == "stage" and by_name else source)
-        facts.append(fact.name)
+            expressions[-1] = IF_SEVERAL.format(source)
     # record the hook and its callback while it is called
     begin = (
         f"names = d[0].names; before = names[{NAME_OF_HOOK!r}]; names[{NAME_OF_HOOK!r}] = {method!r}; "
@@ -62,7 +54,7 @@ def bind(
     )
     end = f"names[{NAME_OF_HOOK!r}] = before; seen['_caller'] = caller"
     call = CallSource(function, tuple(expressions), tuple(values), begin, end, answers)
-    return Binding(call.caller(), tuple(facts), call)
+    return Binding(call.caller(), tuple(arguments.facts), call)
 
 
 DIVIDED = (("on_before_backward", "loss"), ("on_train_batch_end", "outputs"))
@@ -119,19 +111,17 @@ def recording_name(function: Callable[..., Any], method: str, names: dict[str, A
     return made  # type: ignore[no-any-return]
 
 
-def _takes(function: Callable[..., Any], kind: Any) -> bool:
-    return any(each.kind is kind for each in inspect.signature(function).parameters.values())
-
-
 def _requires(function: Callable[..., Any], name: str) -> bool:
     parameter = inspect.signature(function).parameters.get(name)
     return parameter is not None and parameter.default is parameter.empty
 
 
-def _takes_by_name(function: Callable[..., Any], name: str) -> bool:
-    parameter = inspect.signature(function).parameters.get(name)
-    is_named = parameter is not None and parameter.kind is not parameter.POSITIONAL_ONLY
-    return is_named or _takes(function, inspect.Parameter.VAR_KEYWORD)
+def _takes_stage_by_name(function: Callable[..., Any]) -> bool:
+    """Return whether a function takes the one argument that Lightning passes by keyword."""
+    return any(
+        each.kind is each.VAR_KEYWORD or (each.name == "stage" and each.kind is not each.POSITIONAL_ONLY)
+        for each in inspect.signature(function).parameters.values()
+    )
 
 
 def accepted(function: Callable[..., Any], arguments: tuple[str, ...], method: str) -> int:
@@ -164,8 +154,7 @@ def _shown(function: Callable[..., Any]) -> str:
 class MissingEntry(HookError, KeyError):
     """A callback has requested an entry that this checkpoint does not have."""
 
-    def __str__(self) -> str:
-        return str(self.args[0])
+    __str__ = Exception.__str__  # that of KeyError quotes the text
 
 
 class CheckpointView(MutableMapping[str, Any]):

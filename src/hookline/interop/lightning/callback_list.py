@@ -9,16 +9,11 @@ from typing import Any
 
 from hookline.engine.registry import hook_class
 from hookline.interop.lightning.arguments import as_list
-from hookline.interop.lightning.package import find, refusal
+from hookline.interop.lightning.package import find, is_a, refusal
 
 log = logging.getLogger("hookline")
 FIRST = ("BatchSizeFinder", "LearningRateFinder")
 """Classes of callbacks that Lightning calls before all others."""
-
-
-def is_a(callback: Any, *names: str) -> bool:
-    """Return whether one of the classes of a callback has one of these names."""
-    return any(cls.__name__ in names for cls in callback.__class__.__mro__)
 
 
 def saves(callback: Any) -> bool:

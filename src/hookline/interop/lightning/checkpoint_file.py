@@ -16,7 +16,7 @@ import logging
 import os
 import warnings
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -248,10 +248,7 @@ class LoadedEntries(dict[str, Any]):
         if key in SHARED:
             self._contents[SHARED[key]] = value
 
-    def update(self, *given: Any, **named: Any) -> None:
-        """Set several entries."""
-        for key, value in dict(*given, **named).items():
-            self[key] = value
+    update = MutableMapping.update  # calls `__setitem__`, which that of `dict` does not
 
 
 class RanksInFile(RankFiles):

@@ -15,7 +15,7 @@ from hookline.engine.binding import Binding
 from hookline.engine.listener import Listener
 from hookline.engine.plan import Plan
 from hookline.interop.lightning.arguments import NO_ROWS
-from hookline.interop.lightning.hparams import merge_hyperparameters
+from hookline.interop.lightning.hparams import initial_hparams, merge_hyperparameters
 from hookline.interop.lightning.logged_values import (
     LoggedValues,
     Shown,
@@ -31,6 +31,7 @@ from hookline.interop.lightning.progress import LoopCounts
 from hookline.metrics.metric_log import MetricLog
 from hookline.metrics.metric_objects import named_metrics
 from hookline.run.state import State
+from hookline.run.state_parts import fact
 
 
 def current_hook(running: Any) -> str:
@@ -81,17 +82,11 @@ class LoggerConnector:
         for event, moments in MOMENTS.items():
             for is_last, method in enumerate(moments):
                 if method is not None:
-                    plan.add([self._listener(plan, event, method, bool(is_last))])
-
-    def _listener(
-        self, plan: Plan, event: str, method: Callable[[Any, State], None], is_last: bool
-    ) -> Listener:
-        call = method.__get__(self)
-        order = FAR if is_last else -FAR
-        found = plan.table[event]
-        return Listener(
-            "H", NAME, self, found, call, Binding(call, ()), [], order=order, after_module=is_last
-        )
+                    call = method.__get__(self)
+                    made = Listener("H", NAME, self, plan.table[event], call, Binding(call, ()), [])
+                    made.order = FAR if is_last else -FAR
+                    made.after_module = bool(is_last)
+                    plan.add([made])
 
     # ---- what the trainer shows ----------------------------------------------------------------------------
 
@@ -105,6 +100,9 @@ class LoggerConnector:
         in_validation = s.stage == "fit" and (s.modes or s.sanity_checking)
         return self.values.get("in fit" if in_validation else s.stage)
 
+    _values: LoggedValues = fact("active", "Return the same, in a loop that logs.")
+
+    @property
     def newest(self) -> Shown:
         """Return the metrics with those of this moment."""
         if self.active:
@@ -112,8 +110,7 @@ class LoggerConnector:
         return self.shown
 
     def _current(self) -> Shown:
-        assert self.active is not None
-        return self.active.shown(on_step=self._is_first is not None)
+        return self._values.shown(on_step=self._is_first is not None)
 
     def _show(self, current: Shown) -> None:
         self.shown.bar.update(current.bar)
@@ -244,10 +241,11 @@ class LoggerConnector:
         if not trainer.lightning_loggers or not trainer._given["enable_autolog_hparams"]:
             return
         module = s.module
-        found = merge_hyperparameters(module, trainer.datamodule)
+        initial = initial_hparams(module, trainer.datamodule)
+        merged = merge_hyperparameters(initial)
         for logger in trainer.lightning_loggers:
-            if found is not None:
-                logger.log_hyperparams(found)
+            if initial:
+                logger.log_hyperparams(merged)
             logger.log_graph(module)
             logger.save()
 
@@ -330,8 +328,8 @@ class LoggerConnector:
         if self._stepped:
             self.counts.batches_that_stepped += 1
             self._stepped = False
-            if self.trainer.should_stop:
-                self._save()
+            for logger in self.trainer.lightning_loggers if self.trainer.should_stop else ():
+                logger.save()
 
     def end_data(self, s: State) -> None:
         """From now on the metrics are those of the training epoch."""
@@ -347,10 +345,6 @@ class LoggerConnector:
         self.log_metrics(self._current().log)
         self.counts.batches_that_stepped += 1
         self.reset_values()
-
-    def _save(self) -> None:
-        for logger in self.trainer.lightning_loggers:
-            logger.save()
 
     # ---- evaluation ----------------------------------------------------------------------------------------
 
@@ -372,10 +366,8 @@ class LoggerConnector:
             self._loader = s.dataloader_idx
         self.count_batch(s)
         self.counts.start_validation_batch(s.stage)
-        self._take(s.batch, s.dataloader_idx if self._has_several(s) else None)
-
-    def _has_several(self, s: State) -> bool:
-        return len(self.trainer._own._run.data.loaders["test" if s.stage == "test" else "val"]) > 1
+        loaders = self.trainer._own._run.data.loaders["test" if s.stage == "test" else "val"]
+        self._take(s.batch, s.dataloader_idx if len(loaders) > 1 else None)
 
     def end_evaluation_batch(self, s: State) -> None:
         """Show the values of an evaluation batch and send them to the loggers."""
@@ -389,8 +381,7 @@ class LoggerConnector:
     def end_evaluation_data(self, s: State) -> None:
         """From now on the metrics are those of the whole pass."""
         self._end_loader()
-        assert self.active is not None
-        self.active.dataloader_idx = None
+        self._values.dataloader_idx = None
 
     def _end_loader(self) -> None:
         self._is_first = None
@@ -449,13 +440,12 @@ class LoggerConnector:
 
     def _take(self, batch: Any, loader: int | None) -> None:
         self._is_first = self._is_first is None
-        assert self.active is not None
-        self.active.batch, self.active.batch_size, self.active.dataloader_idx = batch, None, loader
+        values = self._values
+        values.batch, values.batch_size, values.dataloader_idx = batch, None, loader
 
     def _end_batch(self) -> None:
         self._show(self._current())
-        assert self.active is not None
-        self.active.batch = self.active.batch_size = None
+        self._values.batch = self._values.batch_size = None
 
 
 NAME = "lightning_metrics"

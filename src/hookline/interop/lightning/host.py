@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from hookline.interop.hosted.batch import Pass
 from hookline.interop.hosted.host import LIGHTNING_HOST
-from hookline.interop.hosted.objects import refuse_other_options
+from hookline.interop.hosted.objects import HostLogger, refuse_other_options
 from hookline.interop.hosted.run import HostedRun
-from hookline.loggers import Logger
 from hookline.run.optimizers import bare
+from hookline.run.state_parts import fact
 from hookline.training.pass_events import PREDICTION, TEST, VALIDATION, PassEvents, SanityCheck
 from hookline.training.run_events import end_as
 from hookline.util.errors import END_EPOCH, HookError
@@ -48,7 +48,7 @@ class CallbackInLightning:
             hooks=hooks,
             announces_steps=False,
             host_logs=own,
-            **{**options, "logger": [LightningLoggers(self)] if own else options["logger"]},
+            **{**options, "logger": [LightningLoggers(self._log_row)] if own else options["logger"]},
         )
         self._check = SanityCheck(self.line)
         self._prediction = PassEvents(self.line, PREDICTION)
@@ -150,11 +150,8 @@ class CallbackInLightning:
 
     # ---- training ------------------------------------------------------------------------------------------
 
-    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Start an epoch under Lightning's number."""
-        self._start_epoch(trainer)
-
-    def _start_epoch(self, trainer: Any, first: int = 0) -> None:
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any, first: int = 0) -> None:
+        """Start an epoch under Lightning's number. first: the number of its first batch, in a resumed one."""
         counts = self.line.state.counts
         counts.continue_at(counts.step, trainer.current_epoch, counts.resumed)
         batches = trainer.num_training_batches
@@ -165,7 +162,7 @@ class CallbackInLightning:
         if (
             not self.line.epoch_is_open
         ):  # Lightning does not call on_train_epoch_start when it resumes inside an epoch
-            self._start_epoch(trainer, batch_idx)
+            self.on_train_epoch_start(trainer, pl_module, batch_idx)
         signal = self.line.start_batch(batch)
         if signal is END_EPOCH:
             raise StopIteration
@@ -237,15 +234,15 @@ class CallbackInLightning:
     def _eval_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        self._pass().start_batch(batch, batch_idx, dataloader_idx)
+        self._pass.start_batch(batch, batch_idx, dataloader_idx)
 
     def _eval_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        self._pass().end_batch(outputs)
+        self._pass.end_batch(outputs)
 
     def _eval_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        self._pass().end_data(trainer.callback_metrics)
+        self._pass.end_data(trainer.callback_metrics)
 
     def _eval_end(self, trainer: Any, pl_module: Any) -> None:
         self.line.update_metrics(trainer.callback_metrics)  # what the module has logged at the very end of it
@@ -285,29 +282,20 @@ class CallbackInLightning:
 
     # ---- inside --------------------------------------------------------------------------------------------
 
+    def _log_row(self, row: dict[str, float], step: int) -> None:
+        for logger in self.line.outer.loggers:
+            logger.log_metrics(row, step)
+
     def _apply_stop(self, trainer: Any) -> None:
         if self.line.should_stop:
             trainer.should_stop = True
 
-    def _pass(self) -> Pass:
-        current = self.line.current_pass
-        assert current is not None
-        return current
+    _pass: Pass = fact("line.current_pass")
 
     def _index(self, optimizer: Any) -> int:
         meant = bare(optimizer)  # in manual optimization it has Lightning's wrapper
         return next(index for index, each in enumerate(self.line.state.optimizers) if each is meant)
 
 
-class LightningLoggers(Logger):
+class LightningLoggers(HostLogger):
     """A logger that writes rows to Lightning's own loggers."""
-
-    queued = False
-
-    def __init__(self, callback: CallbackInLightning) -> None:
-        self._callback = callback
-
-    def log_metrics(self, metrics: Mapping[str, float], step: int, epoch: int) -> None:
-        """Write one row."""
-        for logger in self._callback.line.outer.loggers:
-            logger.log_metrics({"epoch": epoch, **metrics}, step)

@@ -5,7 +5,6 @@ keeps them.
 from __future__ import annotations
 
 import argparse
-import ast
 import copy
 import csv
 import dataclasses
@@ -21,10 +20,9 @@ from torch import Tensor
 
 from hookline.engine.init_arguments import RecordsInit, Wrapped, cannot_keep, record_calls, running_arguments
 from hookline.hooks.hparams import HParams
+from hookline.interop.lightning.arguments import as_list, literal
 from hookline.interop.lightning.closure_step import LoopEvents, with_closure
 from hookline.util.errors import OptionError, described
-
-__all__ = ["AttributeDict", "HyperParameters", "KeptHParams"]
 
 
 class AttributeDict(dict[str, Any]):
@@ -141,20 +139,15 @@ class KeptHParams(HParams):
             str(name): why for name, value in module.hparams.items() if (why := cannot_keep(_as_plain(value)))
         }
         self.of_data = _plain(getattr(data, "hparams", {}))
-        logged = [each for each in (module, data) if getattr(each, "_log_hyperparams", False)]
-        self.initial: list[tuple[Any, Mapping[str, Any]]] = [(each, each.hparams_initial) for each in logged]
+        self.initial = initial_hparams(module, data)
 
     def setup(self, stage: str, module: Any, logger: Any, rank: int = 0) -> None:
         """Log them. An object is logged as text."""
         if stage != "fit" or not self.initial or not logger:
             return
-        if len(self.initial) == 2:
-            _refuse_conflicts(*self.initial)
         logged = {
             name: str(value) if cannot_keep(_as_plain(value)) else _as_plain(value)
-            for _, hparams in self.initial
-            for name, value in hparams.items()
-            if name != OF_CLI
+            for name, value in merge_hyperparameters(self.initial).items()
         }
         logger.log_hyperparams(logged)
 
@@ -175,17 +168,39 @@ class HParamsConflict(OptionError, RuntimeError):
     """A module and its data module have different values of one hyper-parameter."""
 
 
-def _refuse_conflicts(one: tuple[Any, Mapping[str, Any]], two: tuple[Any, Mapping[str, Any]]) -> None:
-    """Raise if two objects have different values of one name, which a log could not tell apart."""
-    (first, mine), (second, theirs) = one, two
-    for name in mine.keys() & theirs.keys() - {OF_CLI}:
-        a, b = mine[name], theirs[name]
-        if type(a) is not type(b) or (a is not b if isinstance(a, Tensor) else a != b):
-            raise HParamsConflict(
-                f"Error while merging hparams: {name!r} is {described(a)} in {type(first).__name__} and "
-                f"{described(b)} in {type(second).__name__}. Give both the same value or different names, or "
-                "call save_hyperparameters(logger=False) in one of them."
-            )
+Initial = list[tuple[Any, Mapping[str, Any]]]
+"""Objects with the initial values of their hyper-parameters."""
+
+
+def initial_hparams(*owners: Any) -> Initial:
+    """Return the hyper-parameters of those objects that have saved some to be logged."""
+    return [(each, each.hparams_initial) for each in owners if getattr(each, "_log_hyperparams", False)]
+
+
+def merge_hyperparameters(initial: Initial) -> dict[str, Any]:
+    """Return the hyper-parameters to log; raise if two objects have different values of one name, which a
+    log could not tell apart.
+    """
+    merged: dict[str, Any] = {}
+    owners: dict[str, str] = {}
+    for owner, hparams in initial:
+        who = type(owner).__name__
+        for name, value in hparams.items():
+            if name in merged and not _is_equal(merged[name], value):
+                raise HParamsConflict(
+                    f"Error while merging hparams: {name!r} is {described(merged[name])} in {owners[name]} "
+                    f"and {described(value)} in {who}. Give both the same value or different names, or call "
+                    "save_hyperparameters(logger=False) in one of them."
+                )
+            if name != OF_CLI:
+                merged[name], owners[name] = value, who
+    return merged
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    return one is other if isinstance(one, Tensor) else bool(one == other)
 
 
 def _plain(hparams: Mapping[str, Any]) -> dict[str, Any]:
@@ -207,19 +222,12 @@ def hparams_of_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     text = file.read_text()
     if file.suffix == ".csv":
         rows = csv.DictReader(text.splitlines())
-        return {row["key"]: _converted(row["value"]) for row in rows}
+        return {row["key"]: literal(row["value"]) for row in rows}
     if file.suffix not in (".yaml", ".yml"):
         raise OptionError(f"hparams_file={str(path)!r}: a .yaml, .yml or .csv file is required.")
     import yaml  # type: ignore[import-untyped]
 
     return dict(yaml.safe_load(text) or {})
-
-
-def _converted(text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (SyntaxError, ValueError):
-        return text
 
 
 # ---- The hooks of a module
@@ -230,9 +238,7 @@ log = logging.getLogger("hookline")
 
 def module_hooks(run: Any, module: Any, returned: Any) -> list[Any]:
     """Return the hooks of a module; `returned` is the result of `configure_callbacks`."""
-    callbacks = (
-        list(returned) if isinstance(returned, list | tuple) else [returned] if returned is not None else []
-    )
+    callbacks = as_list(returned)
     hooks = run.state.hooks
     kinds = {type(each) for each in callbacks}
     if (shown := getattr(run.trainer, "lightning_trainer", None)) is not None:
@@ -265,25 +271,3 @@ def wrap_configure_callbacks(cls: type) -> None:
 
 def _adding_hooks(ask: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return functools.wraps(ask)(lambda self: module_hooks(self._run, self, ask(self)))
-
-
-def merge_hyperparameters(module: Any, data: Any) -> dict[str, Any] | None:
-    """Return the hyper-parameters to log; None if neither object has saved some."""
-    found = [
-        dict(each.hparams_initial) for each in (module, data) if getattr(each, "_log_hyperparams", False)
-    ]
-    if len(found) == 2:
-        both = [name for name in found[0] if name in found[1] and name != "_class_path"]
-        unequal = [name for name in both if not _is_equal(found[0][name], found[1][name])]
-        if unequal:
-            raise RuntimeError(
-                f"Error while merging hparams: {unequal} of the module and of the data module have "
-                "different values. Give them equal values, or different names."
-            )
-    return {k: v for each in found for k, v in each.items() if k != "_class_path"} if found else None
-
-
-def _is_equal(one: Any, other: Any) -> bool:
-    if type(one) is not type(other):
-        return False
-    return one is other if isinstance(one, Tensor) else bool(one == other)

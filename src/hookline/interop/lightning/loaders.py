@@ -10,6 +10,8 @@ from typing import Any
 
 from hookline.data.sources import length_of
 from hookline.engine.init_arguments import Wrapped
+from hookline.engine.listener import overrides
+from hookline.run.state_parts import fact
 from hookline.util.errors import HookError
 
 
@@ -54,13 +56,6 @@ def are_loaders(given: Any) -> bool:
     return is_list or isinstance(given, Mapping)
 
 
-def side_by_side(given: Any) -> Any:
-    """Return several training loaders as one; one loader, or a list of batches, unchanged."""
-    if is_combined(given):
-        return CombinedBatches(given)
-    return SideBySide(given) if are_loaders(given) else given
-
-
 def is_combined(given: Any) -> bool:
     """Return whether it is a CombinedLoader of the installed Lightning."""
     package = type(given).__module__.partition(".")[0]
@@ -68,11 +63,14 @@ def is_combined(given: Any) -> bool:
 
 
 def one_of(given: Any, kind: str) -> Any:
-    """Return loaders as the loop takes them: for training one, for other stages one or several."""
-    if kind == "train":
-        return side_by_side(given)
+    """Return loaders as the loop takes them: for training one, for other stages one or several. One loader,
+    or a list of batches, is returned unchanged.
+    """
     if is_combined(given):
-        return given.flattened if given._mode == "sequential" else CombinedBatches(given)
+        is_several = kind != "train" and given._mode == "sequential"
+        return given.flattened if is_several else CombinedBatches(given)
+    if kind == "train":
+        return SideBySide(given) if are_loaders(given) else given
     if isinstance(given, list | tuple) and given and all(is_list_of_numbers(each) for each in given):
         return {f"dl{index}": each for index, each in enumerate(given)}
     return given
@@ -81,6 +79,15 @@ def one_of(given: Any, kind: str) -> Any:
 def is_list_of_numbers(given: Any) -> bool:
     """Return whether it is a list of numbers or texts, which Lightning takes for a loader of its own."""
     return isinstance(given, list | tuple) and all(isinstance(each, int | float | str) for each in given)
+
+
+def has_source(run: Any, kind: str) -> bool:
+    """Return whether loaders of a kind were given, or the module or data module returns them."""
+    given = run.data.given.get(kind)
+    if isinstance(given, list | tuple):
+        return bool(given)
+    owners = [each for each in (run.datamodule, run.steps) if each is not None]
+    return given is not None or any(overrides(each, f"{kind}_dataloader") for each in owners)
 
 
 def wrap_loaders(cls: type) -> None:
@@ -157,7 +164,7 @@ class CombinedBatches:
 # ---- Steps that take an iterator
 
 
-class BatchIterator:
+class BatchIterator(Iterator[tuple[Any, ...]]):
     """The `dataloader_iter` of a step: it yields the batch that the loop has fetched, as batch, batch index
     and loader index.
     """
@@ -165,9 +172,6 @@ class BatchIterator:
     def __init__(self, step: str, *fetched: Any) -> None:
         self.step = step
         self.fetched: tuple[Any, ...] | None = fetched
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
 
     def __next__(self) -> tuple[Any, ...]:
         if self.fetched is None:
@@ -179,32 +183,20 @@ class BatchIterator:
         return fetched
 
 
-class TurnIterator:
+class TurnIterator(Iterator[tuple[Any, int, int]]):
     """The `dataloader_iter` of a step in Lightning's trainer."""
 
     def __init__(self, turns: Turns) -> None:
         self.turns = turns
 
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
     def __next__(self) -> tuple[Any, int, int]:
         return self.turns.next_batch()
 
-    @property
-    def done(self) -> bool:
-        """Return whether the last batch was taken, as far as it is known."""
-        return self.turns.done
+    done: bool = fact("turns.done", "Return whether the last batch was taken, as far as it is known.")
 
-    @property
-    def fetched(self) -> int:
-        """Return the number of batches that were taken."""
-        return self.turns.fetched
+    fetched: int = fact("turns.fetched", "Return the number of batches that were taken.")
 
-    @property
-    def length(self) -> int | None:
-        """Return the number of batches; None if it is not known."""
-        return self.turns.limit
+    length: int | None = fact("turns.limit", "Return the number of batches; None if it is not known.")
 
 
 class Turns:

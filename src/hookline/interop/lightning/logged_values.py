@@ -287,10 +287,7 @@ class LoggedValues(dict[str, LoggedValue]):
             )
         if batch_size is None:
             batch_size = self._samples(kept)
-        if enable_graph:
-            with torch.no_grad():
-                kept.update(value, batch_size)
-        else:
+        with torch.no_grad():
             kept.update(value, batch_size)
 
     def _samples(self, kept: LoggedValue) -> int:

@@ -97,11 +97,6 @@ class AdoptedLogger(base.Logger):
         self.original.finalize(self._status)
 
 
-def originals(loggers: Any) -> list[Any]:
-    """Return Lightning's own loggers among those of `hookline.Trainer`, as they were passed."""
-    return [each.original for each in loggers.members if isinstance(each, AdoptedLogger)]
-
-
 def split(given: list[Any]) -> tuple[list[Any], list[base.Logger]]:
     """Return the loggers that Lightning's trainer calls as Lightning does, and those of Hookline.
 
@@ -119,11 +114,6 @@ def default_logger(directory: str) -> Any:
     tensorboard = find("loggers.tensorboard", "_TENSORBOARD_AVAILABLE")
     made = find("loggers", "TensorBoardLogger" if tensorboard else "CSVLogger")
     return JSONLines() if made is None else made(save_dir=directory)
-
-
-def quiet(loggers: list[Any]) -> list[Any]:
-    """Return the loggers of `fast_dev_run`: one that does nothing, if there are any."""
-    return [find("loggers.logger", "DummyLogger")()] if loggers else []
 
 
 def directory_of_logs(loggers: list[Any], root: str) -> str | Path | None:

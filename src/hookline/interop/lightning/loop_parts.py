@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from torch.utils.data import IterableDataset, RandomSampler
 
-from hookline.interop.lightning.callback_list import is_a
-from hookline.interop.lightning.package import warn
+from hookline.interop.lightning.loaders import has_source
+from hookline.interop.lightning.package import is_a, warn
 from hookline.interop.lightning.progress import (
     Automatic,
     BatchProgress,
@@ -22,17 +22,15 @@ from hookline.interop.lightning.progress import (
     fit_of,
     loops,
 )
-from hookline.interop.lightning.rules import has_source
 from hookline.interop.lightning.table import without_loss
 from hookline.interop.lightning.trainer_parts import Part, ShownAs, missing
+from hookline.run.state_parts import fact
 from hookline.training.actions import install_action
 from hookline.training.loading import load
 
 
 class DataSource(Part):
     """`loop._data_source`: where the loaders come from."""
-
-    path = "fit_loop._data_source"
 
     def is_module(self) -> bool:
         """Return whether a module or data module returns them, and not the caller of the stage."""
@@ -42,8 +40,6 @@ class DataSource(Part):
 
 class ValidationSource(DataSource):
     """`fit_loop.epoch_loop.val_loop._data_source`."""
-
-    path = "fit_loop.epoch_loop.val_loop._data_source"
 
     def is_defined(self) -> bool:
         """Return whether there is validation data: given, or of the module or data module."""
@@ -57,11 +53,7 @@ class DataLoop(ShownAs):
         "_data_source": DataSource,
         "batch_progress": EvaluationBatches,
     }
-    kind = ""
-
-    @property
-    def _kind(self) -> str:
-        return self.kind
+    _kind = ""
 
     @property
     def restarting(self) -> bool:
@@ -89,9 +81,7 @@ class DataLoop(ShownAs):
         """Return the number of batches of each loader."""
         return self._view._lengths(self._kind)
 
-    @property
-    def _max_batches(self) -> Any:
-        return self.max_batches
+    _max_batches: Any = fact("max_batches")
 
     @property
     def num_dataloaders(self) -> int:
@@ -130,35 +120,26 @@ class DataLoop(ShownAs):
         """Return the progress of the run."""
         return dict(self._own.state.counts.state_dict())
 
-    @property
-    def inner(self) -> Any:
-        """Return the state of the run inside this one, from its end until the progress is restored."""
-        return self.__dict__.get("_inner")
+    inner: Any = None
+    """The state of the run inside this one, from its end until the progress is restored."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Show the progress of this run again; a run inside it has its own, so this one is unchanged."""
-        self.__dict__.pop("_inner", None)
+        self.__dict__.pop("inner", None)
 
     def reset(self) -> None:
         """Do nothing: each run begins anew."""
 
     def run(self) -> None:
         """Run the loop of the current stage from within one of its hooks."""
-        self.__dict__["_inner"] = self._view.run_loop_again()
+        self.__dict__["inner"] = self._view.run_loop_again()
 
 
 class EvaluationLoop(DataLoop):
     """`trainer.fit_loop.epoch_loop.val_loop`, `trainer.validate_loop` and `trainer.test_loop`."""
 
-    path = "validate_loop"
-
-    @property
-    def _shown_as(self) -> tuple[str, str]:
-        return "loops", "_EvaluationLoop"
-
-    @property
-    def _kind(self) -> str:
-        return "test" if self.path == "test_loop" else "val"
+    _kind = "val"
+    _shown_as = ("loops", "_EvaluationLoop")
 
     @property
     def _has_run(self) -> bool:
@@ -168,7 +149,6 @@ class EvaluationLoop(DataLoop):
 class ValidationLoop(EvaluationLoop):
     """`trainer.fit_loop.epoch_loop.val_loop`."""
 
-    path = "fit_loop.epoch_loop.val_loop"
     PARTS: ClassVar[Mapping[str, type[Part]]] = {
         **DataLoop.PARTS,
         "_data_source": ValidationSource,
@@ -179,18 +159,14 @@ class ValidationLoop(EvaluationLoop):
 class TestLoop(EvaluationLoop):
     """`trainer.test_loop`."""
 
-    path = "test_loop"
+    _kind = "test"
 
 
 class PredictionLoop(DataLoop):
     """`trainer.predict_loop`."""
 
-    path = "predict_loop"
-    kind = "predict"
-
-    @property
-    def _shown_as(self) -> tuple[str, str]:
-        return "loops", "_PredictionLoop"
+    _kind = "predict"
+    _shown_as = ("loops", "_PredictionLoop")
 
     @property
     def predictions(self) -> list[Any]:
@@ -240,10 +216,16 @@ def _batches_of_indices(loader: Any) -> Iterator[list[int]]:
         yield from ([int(each) for each in batch] for batch in batches)
 
 
+def _limit(name: str, doc: str) -> Any:
+    """Return a property that is a limit of the training, which a callback may change."""
+    return property(
+        lambda loop: getattr(loop._view, name), lambda loop, value: loop._view.set_limit(name, value), doc=doc
+    )
+
+
 class EpochLoop(Part):
     """`trainer.fit_loop.epoch_loop`."""
 
-    path = "fit_loop.epoch_loop"
     PARTS: ClassVar[Mapping[str, type[Part]]] = {
         "batch_progress": BatchProgress,
         "scheduler_progress": SchedulerSteps,
@@ -257,34 +239,15 @@ class EpochLoop(Part):
         """Return the number of the batch in this epoch; -1 before the first."""
         return int(self.batch_progress.current.ready) - 1
 
-    @property
-    def global_step(self) -> int:
-        """Return the number of updates so far."""
-        return int(self._view.global_step)
+    global_step: int = fact("_view.global_step", "Return the number of updates so far.")
 
     @property
     def total_batch_idx(self) -> int:
         """Return the number of training batches so far, minus one."""
         return int(self.batch_progress.total.ready) - 1
 
-    @property
-    def max_steps(self) -> int:
-        """Return the number of updates to make; -1: no limit."""
-        return int(self._own.options.max_steps)
-
-    @max_steps.setter
-    def max_steps(self, steps: int) -> None:
-        self._view.set_limit("max_steps", steps)
-
-    @property
-    def min_steps(self) -> int | None:
-        """Return the number of updates to make at least."""
-        return self._view.min_steps  # type: ignore[no-any-return]
-
-    @min_steps.setter
-    def min_steps(self, steps: int | None) -> None:
-        self._view.set_limit("min_steps", steps)
-
+    max_steps = _limit("max_steps", "Return the number of updates to make; -1: no limit.")
+    min_steps = _limit("min_steps", "Return the number of updates to make at least.")
     restarting = DataLoop.restarting
 
     @property
@@ -313,17 +276,13 @@ class EpochLoop(Part):
 class FitLoop(DataLoop):
     """`trainer.fit_loop`: the progress and the limits of the training."""
 
-    path = "fit_loop"
     PARTS: ClassVar[Mapping[str, type[Part]]] = {
         "_data_source": DataSource,
         "epoch_loop": EpochLoop,
         "epoch_progress": EpochProgress,
     }
-    kind = "train"
-
-    @property
-    def _shown_as(self) -> tuple[str, str]:
-        return "loops", "_FitLoop"
+    _kind = "train"
+    _shown_as = ("loops", "_FitLoop")
 
     @property
     def total_batch_idx(self) -> int:
@@ -331,43 +290,16 @@ class FitLoop(DataLoop):
         inner = self.inner
         return int(self.epoch_loop.total_batch_idx if inner is None else inner.batches_seen - 1)
 
-    @property
-    def batch_idx(self) -> int:
-        """Return the number of the batch in this epoch."""
-        return int(self.epoch_loop.batch_idx)
+    batch_idx: int = fact("epoch_loop.batch_idx", "Return the number of the batch in this epoch.")
 
-    @property
-    def global_step(self) -> int:
-        """Return the number of updates so far."""
-        return int(self._view.global_step)
+    global_step: int = fact("_view.global_step", "Return the number of updates so far.")
 
-    @property
-    def max_steps(self) -> int:
-        """Return the number of updates to make; -1: no limit."""
-        return int(self.epoch_loop.max_steps)
+    max_steps: int = fact("epoch_loop.max_steps", "Return the number of updates to make; -1: no limit.")
 
-    @property
-    def min_steps(self) -> int | None:
-        """Return the number of updates to make at least."""
-        return self.epoch_loop.min_steps  # type: ignore[no-any-return]
+    min_steps: int | None = fact("epoch_loop.min_steps", "Return the number of updates to make at least.")
 
-    @property
-    def min_epochs(self) -> int | None:
-        """Return the number of epochs to train at least."""
-        return self._view.min_epochs  # type: ignore[no-any-return]
-
-    @min_epochs.setter
-    def min_epochs(self, epochs: int | None) -> None:
-        self._view.set_limit("min_epochs", epochs)
-
-    @property
-    def max_epochs(self) -> int | None:
-        """Return the number of epochs to train; -1: no limit."""
-        return self._view.max_epochs  # type: ignore[no-any-return]
-
-    @max_epochs.setter
-    def max_epochs(self, epochs: int | None) -> None:
-        self._view.set_limit("max_epochs", epochs)
+    min_epochs = _limit("min_epochs", "Return the number of epochs to train at least.")
+    max_epochs = _limit("max_epochs", "Return the number of epochs to train; -1: no limit.")
 
     @property
     def _can_stop_early(self) -> bool:
@@ -395,8 +327,7 @@ class FitLoop(DataLoop):
             raise missing("trainer.fit_loop.max_batches = ...", type(self))
         self.__dict__["_max_batches"] = batches
 
-    def _should_accumulate(self) -> bool:
-        return bool(self.epoch_loop._should_accumulate())
+    _should_accumulate: Any = fact("epoch_loop._should_accumulate")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress as a checkpoint contains it; empty before the first fit."""

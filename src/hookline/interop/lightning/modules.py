@@ -25,7 +25,7 @@ from hookline.engine.listener import overrides
 from hookline.interop.adapter import FactConverter, Row
 from hookline.interop.lightning.binder import DIVIDED, divided_in_dialect
 from hookline.interop.lightning.checkpoint_file import WRAPPED
-from hookline.interop.lightning.checkpoint_path import refuse_start
+from hookline.interop.lightning.checkpoints import refuse_start
 from hookline.interop.lightning.hparams import (
     DATA_HPARAMS,
     HyperParameters,
@@ -35,9 +35,11 @@ from hookline.interop.lightning.hparams import (
 )
 from hookline.interop.lightning.loaders import one_of, wrap_loaders, wrap_steps
 from hookline.interop.lightning.module_methods import ModuleTools
-from hookline.interop.lightning.names import Reduction, epoch_of, log_as_lightning, log_value
+from hookline.interop.lightning.names import Reduction, epoch_of, first_of, log_as_lightning, log_value
+from hookline.interop.lightning.rules import clears_before_eval
 from hookline.interop.lightning.table import CALLBACK_ROWS, DATA_ROWS, MODULE_ROWS, refuse_lightning_1
 from hookline.run.module import DataModule
+from hookline.run.state_parts import fact
 from hookline.util.errors import HookError
 from hookline.util.uncopied import Uncopied
 
@@ -64,6 +66,11 @@ def _with_divided_losses(rows: Mapping[str, Row]) -> dict[str, Row]:
     return made
 
 
+def _number(name: str, doc: str) -> Any:
+    """Return a property that is a fact of a module's newest run, or 0 before the first."""
+    return property(lambda module: getattr(module._state, name, 0), doc=doc)
+
+
 class LightningModule(HyperParameters, ModuleTools):
     """A module written for Lightning. Its hooks get Lightning's arguments by position, or facts by name."""
 
@@ -74,6 +81,8 @@ class LightningModule(HyperParameters, ModuleTools):
     """Lightning ends an epoch if this method of a module returns -1."""
     _toggled: Mapping[Parameter, bool] = MappingProxyType({})
     """Whether parameters required gradients before an optimizer was toggled."""
+    _trainer_ref = _state_ref = Uncopied()
+    """The trainer and the state of the newest run; empty before the first."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -200,43 +209,29 @@ class LightningModule(HyperParameters, ModuleTools):
     @property
     def trainer(self) -> Any:
         """Return the trainer that runs this module, or that ran it last."""
-        known: Uncopied | None = self.__dict__.get("_trainer_ref")
-        return self._run.state.shown_trainer if known is None or known.value is None else known.value
+        known = self._trainer_ref.value
+        return self._run.state.shown_trainer if known is None else known
 
     @trainer.setter
     def trainer(self, trainer: Any) -> None:
         self.__dict__["_trainer_ref"] = Uncopied(trainer)
 
-    @property
-    def _state(self) -> Any:
-        """Return the state of the newest run; None before the first."""
-        known: Uncopied | None = self.__dict__.get("_state_ref")
-        return known.value if known is not None else None
+    _state: Any = fact("_state_ref.value", "Return the state of the newest run; None before the first.")
 
     @property
     def current_epoch(self) -> int:
         """Return the current epoch, from 0; after the training, the number of epochs."""
         return 0 if self._state is None else epoch_of(self._state)
 
-    @property
-    def global_step(self) -> int:
-        """Return the number of updates so far; 0 before the first run."""
-        return 0 if self._state is None else int(self._state.step)
+    global_step: int = _number(  # pyright: ignore[reportIncompatibleMethodOverride]
+        "step", "Return the number of updates so far; 0 before the first run."
+    )
+    global_rank: int = _number("rank", "Return this process's rank; 0 before the first run.")
+    local_rank: int = _number(
+        "local_rank", "Return this process's rank on its machine; 0 before the first run."
+    )
 
-    @property
-    def global_rank(self) -> int:
-        """Return this process's rank; 0 before the first run."""
-        return 0 if self._state is None else int(self._state.rank)
-
-    @property
-    def local_rank(self) -> int:
-        """Return this process's rank on its machine; 0 before the first run."""
-        return 0 if self._state is None else int(self._state.local_rank)
-
-    @property
-    def logger(self) -> Any:
-        """Return the trainer's logger, or None."""
-        return next(iter(self.loggers), None)
+    logger: Any = first_of("loggers", "Return the trainer's logger, or None.")
 
     @property
     def loggers(self) -> list[Any]:
@@ -255,9 +250,7 @@ def _wrap_zero_grad(cls: type) -> None:
 
     @functools.wraps(to_eval)
     def on_validation_model_eval(self: Any) -> None:
-        run = self._run
-        in_fit = run.stage == "fit" and not run.state.sanity_checking and run.window.batches == 0
-        if in_fit and not hasattr(run.trainer, "lightning_trainer"):  # its rules clear them
+        if clears_before_eval(self._run):
             self.on_validation_model_zero_grad()
         to_eval(self)
 
@@ -300,11 +293,8 @@ class LightningDataModule(HyperParameters, DataModule):
         datamodule_kwargs: arguments of the class, which also gets `batch_size` and `num_workers` if it takes
         them.
         """
-        taken = inspect.signature(cls.__init__).parameters.values()
-        takes_all = any(each.kind is each.VAR_KEYWORD for each in taken)
-        sizes: dict[str, Any] = {"batch_size": batch_size, "num_workers": num_workers}
-        names = sizes if takes_all else {each.name for each in taken} & sizes.keys()
-        made = cls(**datamodule_kwargs, **{name: sizes[name] for name in names})
+        sizes = {"batch_size": batch_size, "num_workers": num_workers}
+        made = cls(**datamodule_kwargs, **_accepted(cls, sizes))
         given = {"train": train_dataset, "val": val_dataset, "test": test_dataset, "predict": predict_dataset}
         for kind, datasets in given.items():
             if datasets is not None:
@@ -321,14 +311,18 @@ class LightningDataModule(HyperParameters, DataModule):
         replace those in the checkpoint.
         """
         contents = read_checkpoint(checkpoint_path).contents
-        saved = {**contents.get("lightning", {}).get(DATA_HPARAMS, {}), **overrides}
-        taken = inspect.signature(cls.__init__).parameters.values()
-        takes_all = any(each.kind is each.VAR_KEYWORD for each in taken)
-        names = saved if takes_all else {each.name for each in taken} & saved.keys()
-        made = cls(**{name: saved[name] for name in names})
+        saved = contents.get("lightning", {}).get(DATA_HPARAMS, {})
+        made = cls(**_accepted(cls, {**saved, **overrides}))
         if contents.get("datamodule"):
             made.load_state_dict(contents["datamodule"])
         return made
+
+
+def _accepted(cls: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Return those of the arguments that a class takes."""
+    taken = inspect.signature(cls.__init__).parameters
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in taken.values())
+    return {name: value for name, value in given.items() if takes_all or name in taken}
 
 
 def _loaders_of(datasets: Any, kind: str, sizes: dict[str, Any]) -> Any:
@@ -353,6 +347,8 @@ class Callback(RunAware, Hook):
     __hookline_rows__: ClassVar[Mapping[str, Row]] = _with_divided_losses(CALLBACK_ROWS)
     __hookline_trainer__: ClassVar[str] = NAMED_TRAINER
 
+    _trainer_ref = Uncopied()
+
     def begin_run(self, state: Any) -> None:
         """Store the trainer of the run, for `log`."""
         self.__dict__["_trainer_ref"] = Uncopied(state.trainer)
@@ -371,8 +367,7 @@ class Callback(RunAware, Hook):
 
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
         """Log a number, with the arguments of the module's `log`."""
-        reference: Uncopied | None = self.__dict__.get("_trainer_ref")
-        run = getattr(reference.value, "_run", None) if reference is not None else None
+        run = getattr(self._trainer_ref.value, "_run", None)
         if run is None:
             raise HookError(
                 f"{type(self).__name__}.log({name!r}, ...) works only while a trainer runs the callback."
@@ -383,6 +378,3 @@ class Callback(RunAware, Hook):
         """Log several numbers."""
         for name, value in dictionary.items():
             self.log(name, value, *args, **options)
-
-
-__all__ = ["Callback", "LightningDataModule", "LightningModule"]

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
+from operator import methodcaller
 from pathlib import Path
 from types import MethodType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from hookline.engine.listener import overrides
+from hookline.interop.lightning.loaders import has_source
+from hookline.interop.lightning.package import is_a
 from hookline.metrics.accumulator import REDUCTIONS
 from hookline.metrics.metric_log import Metrics, with_ending
 from hookline.run.optimizers import Schedule
+from hookline.run.state_parts import fact
 from hookline.training.composition import set_accumulation
 from hookline.util.errors import OptionError, closest
 
@@ -31,10 +35,7 @@ class MetricTensors(dict[str, Tensor]):
         self._newest[name] = value.detach() if isinstance(value, Tensor) else float(value)
         super().__setitem__(name, _tensor(value))
 
-    def update(self, *given: Any, **named: Any) -> None:
-        """Set several entries."""
-        for name, value in dict(*given, **named).items():
-            self[name] = value
+    update = MutableMapping.update  # calls `__setitem__`, which that of `dict` does not
 
     def __deepcopy__(self, memo: Any) -> dict[str, Tensor]:
         return {name: value.clone() for name, value in self.items()}  # a copy does not change the run
@@ -82,10 +83,7 @@ class LightningSchedule(Schedule):
     def __post_init__(self) -> None:
         """Do nothing: in manual optimization Lightning takes any object."""
 
-    @property
-    def needs_metric(self) -> bool:
-        """Whether the scheduler needs a metric to advance."""
-        return self.reduce_on_plateau
+    needs_metric: ClassVar[Any] = fact("reduce_on_plateau", "Whether it needs a metric to advance.")
 
     def __eq__(self, other: object) -> bool:
         """Compare with Lightning's configuration, or with another one of these."""
@@ -103,7 +101,17 @@ def lightning_schedule(given: Any) -> Schedule:
 
 def _option(name: str, doc: str) -> Any:
     """Return a property that reads an option of Hookline's trainer."""
-    return property(lambda names: getattr(names._own.options, name), doc=doc)
+    return fact(f"_own.options.{name}", doc)
+
+
+def _result(method: str, argument: str, doc: str) -> Any:
+    """Return a property that is what a method returns for an argument: a kind of loaders, or a stage."""
+    return property(methodcaller(method, argument), doc=doc)
+
+
+def first_of(several: str, doc: str) -> Any:
+    """Return a property that is the first object of a list of this name, or None."""
+    return property(lambda owner: next(iter(getattr(owner, several)), None), doc=doc)
 
 
 def epoch_of(state: Any) -> int:
@@ -149,10 +157,9 @@ class LightningNames:
         """Return the values that were logged with `prog_bar=True`."""
         return Metrics(self._own.state.log.bar).read()
 
-    @property
-    def sanity_checking(self) -> bool:
-        """Return whether the current validation is the one before training."""
-        return bool(self._own.state.sanity_checking)
+    sanity_checking: bool = fact(
+        "_own.state.sanity_checking", "Return whether the current validation is the one before training."
+    )
 
     @property
     def training(self) -> bool:
@@ -170,15 +177,8 @@ class LightningNames:
     def _in(self, stage: str) -> bool:
         return self._own._run is not None and bool(self._own.state.stage == stage)
 
-    @property
-    def testing(self) -> bool:
-        """Return whether this is a test."""
-        return self._in("test")
-
-    @property
-    def predicting(self) -> bool:
-        """Return whether this is a prediction."""
-        return self._in("predict")
+    testing = _result("_in", "test", "Return whether this is a test.")
+    predicting = _result("_in", "predict", "Return whether this is a prediction.")
 
     @property
     def evaluating(self) -> bool:
@@ -295,24 +295,18 @@ class LightningNames:
         """Return the hooks that save checkpoints."""
         return [each for each in self.callbacks if hasattr(each, "best_model_path")]
 
-    @property
-    def checkpoint_callback(self) -> Any:
-        """Return the first hook that saves checkpoints, or None."""
-        return next(iter(self.checkpoint_callbacks), None)
+    checkpoint_callback = first_of(
+        "checkpoint_callbacks", "Return the first hook that saves checkpoints, or None."
+    )
 
     @property
     def early_stopping_callbacks(self) -> list[Any]:
         """Return the hooks that stop early."""
-        return [
-            each
-            for each in self.callbacks
-            if any(cls.__name__ == "EarlyStopping" for cls in type(each).__mro__)
-        ]
+        return [each for each in self.callbacks if is_a(each, "EarlyStopping")]
 
-    @property
-    def early_stopping_callback(self) -> Any:
-        """Return the first hook that stops early, or None."""
-        return next(iter(self.early_stopping_callbacks), None)
+    early_stopping_callback = first_of(
+        "early_stopping_callbacks", "Return the first hook that stops early, or None."
+    )
 
     @property
     def progress_bar_callback(self) -> Any:
@@ -320,10 +314,7 @@ class LightningNames:
         bars = (each for each in self.callbacks if isinstance(getattr(each, "get_metrics", None), MethodType))
         return next(bars, None)
 
-    @property
-    def lightning_module(self) -> Any:
-        """Return the user's module."""
-        return self._own.state.module
+    lightning_module: Any = fact("_own.state.module", "Return the user's module.")
 
     @property
     def datamodule(self) -> Any:
@@ -337,40 +328,23 @@ class LightningNames:
         run = self._own._last
         return [] if run is None else Schedules(run)
 
-    @property
-    def train_dataloader(self) -> Any:
-        """Return the training loader as it was passed, or a list of them."""
-        return self._shown_loaders("train")
-
-    @property
-    def val_dataloaders(self) -> Any:
-        """Return the validation loader as it was passed, or a list of them."""
-        return self._shown_loaders("val")
-
-    @property
-    def test_dataloaders(self) -> Any:
-        """Return the test loader as it was passed, or a list of them."""
-        return self._shown_loaders("test")
-
-    @property
-    def predict_dataloaders(self) -> Any:
-        """Return the prediction loader as it was passed, or a list of them."""
-        return self._shown_loaders("predict")
-
-    @property
-    def num_val_batches(self) -> list[int | float]:
-        """Return the number of batches of each validation loader."""
-        return self._lengths("val")
-
-    @property
-    def num_test_batches(self) -> list[int | float]:
-        """Return the number of batches of each test loader."""
-        return self._lengths("test")
-
-    @property
-    def num_predict_batches(self) -> list[int | float]:
-        """Return the number of batches of each prediction loader."""
-        return self._lengths("predict")
+    train_dataloader = _result(
+        "_shown_loaders", "train", "Return the training loader as it was passed, or a list of them."
+    )
+    val_dataloaders = _result(
+        "_shown_loaders", "val", "Return the validation loader as it was passed, or a list of them."
+    )
+    test_dataloaders = _result(
+        "_shown_loaders", "test", "Return the test loader as it was passed, or a list of them."
+    )
+    predict_dataloaders = _result(
+        "_shown_loaders", "predict", "Return the prediction loader as it was passed, or a list of them."
+    )
+    num_val_batches = _result("_lengths", "val", "Return the number of batches of each validation loader.")
+    num_test_batches = _result("_lengths", "test", "Return the number of batches of each test loader.")
+    num_predict_batches = _result(
+        "_lengths", "predict", "Return the number of batches of each prediction loader."
+    )
 
     @property
     def num_sanity_val_batches(self) -> list[int | float]:
@@ -384,14 +358,12 @@ class LightningNames:
         run = self._own._last
         if run is None or "val" in run.data.loaders:
             return bool(self._loaders("val"))
-        owners = [each for each in (run.steps, run.datamodule) if each is not None]
-        has_loader = run.data.given.get("val") is not None or any(
-            overrides(each, "val_dataloader") for each in owners
-        )
-        return has_loader and overrides(run.steps, "validation_step") and self.limit_val_batches != 0
+        has_step = overrides(run.steps, "validation_step") and self.limit_val_batches != 0
+        return has_step and has_source(run, "val")
 
     def _shown_loaders(self, kind: str) -> Any:
-        return _one_or_all(self._loaders(kind))
+        loaders = self._loaders(kind)
+        return loaders[0] if len(loaders) == 1 else loaders or None
 
     def _loaders(self, kind: str) -> list[Any]:
         run = self._own._last
@@ -408,20 +380,11 @@ class LightningNames:
         """Return whether this is the process that writes."""
         return bool(self._own.strategy.rank == 0)
 
-    @property
-    def global_rank(self) -> int:
-        """Return this process's rank."""
-        return int(self._own.strategy.rank)
+    global_rank: int = fact("_own.strategy.rank", "Return this process's rank.")
 
-    @property
-    def local_rank(self) -> int:
-        """Return this process's rank on its machine."""
-        return int(self._own.strategy.local_rank)
+    local_rank: int = fact("_own.strategy.local_rank", "Return this process's rank on its machine.")
 
-    @property
-    def world_size(self) -> int:
-        """Return the number of processes."""
-        return int(self._own.strategy.world_size)
+    world_size: int = fact("_own.strategy.world_size", "Return the number of processes.")
 
     @property
     def node_rank(self) -> int:
@@ -435,10 +398,7 @@ class LightningNames:
         """Return the number of machines."""
         return max(1, self.world_size // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", self.world_size))))
 
-    @property
-    def num_devices(self) -> int:
-        """Return the number of devices, one for each process."""
-        return self.world_size
+    num_devices: int = fact("world_size", "Return the number of devices, one for each process.")
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Print, on rank zero only."""
@@ -452,10 +412,6 @@ def _tensor(value: Any) -> Tensor:
         if isinstance(value, Tensor)
         else torch.tensor(float(value))
     )
-
-
-def _one_or_all(loaders: list[Any]) -> Any:
-    return loaders[0] if len(loaders) == 1 else loaders or None
 
 
 # ---- `self.log(...)` with Lightning's arguments, as Hookline's log takes it

@@ -30,6 +30,16 @@ def is_lightnings(what: Any, name: str = "") -> bool:
     return what.__module__.partition(".")[0] in PACKAGES and name in ("", what.__name__)
 
 
+def is_a(what: Any, *names: str) -> bool:
+    """Return whether one of the classes of an object has one of these names."""
+    return any(cls.__name__ in names for cls in what.__class__.__mro__)
+
+
+def is_lightning_module(module: Any) -> bool:
+    """Return whether it derives from Lightning's own class."""
+    return any(is_lightnings(cls, "LightningModule") for cls in type(module).__mro__)
+
+
 def find(module: str, name: str, package: str = "") -> Any:
     """Return an object of the imported package, or None: `find("callbacks", "ModelCheckpoint")`.
 

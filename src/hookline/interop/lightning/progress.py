@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from hookline.interop.lightning.binder import NAME_OF_HOOK
 from hookline.interop.lightning.trainer_parts import Part
 from hookline.run.run import Run
+from hookline.run.state_parts import fact
 
 BATCH_ENDS = ("on_train_batch_end", "on_step_end")
 
@@ -69,13 +70,13 @@ class SavedProgress(Part):
 class SchedulerSteps(SavedProgress):
     """`trainer.fit_loop.epoch_loop.scheduler_progress`."""
 
-    path = key = "epoch_loop.scheduler_progress"
+    key = "epoch_loop.scheduler_progress"
 
 
 class OptimizerUpdates(SavedProgress):
     """`optim_progress.optimizer.step`."""
 
-    path = key = "epoch_loop.automatic_optimization.optim_progress"
+    key = "epoch_loop.automatic_optimization.optim_progress"
     within = ("optimizer", "step")
 
 
@@ -88,14 +89,13 @@ class GradientClears(OptimizerUpdates):
 class OptimizerProgress(Part):
     """`optim_progress.optimizer`."""
 
-    path = "fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer"
     PARTS: ClassVar[Mapping[str, type[Part]]] = {"step": OptimizerUpdates, "zero_grad": GradientClears}
 
 
 class ValidationBatches(SavedProgress):
     """`trainer.fit_loop.epoch_loop.val_loop.batch_progress`."""
 
-    path = key = "epoch_loop.val_loop.batch_progress"
+    key = "epoch_loop.val_loop.batch_progress"
 
     @property
     def is_last_batch(self) -> bool:
@@ -139,12 +139,7 @@ def _tracker(done: int, hook: str) -> Tracker:
 class BatchProgress(Part):
     """`trainer.fit_loop.epoch_loop.batch_progress`."""
 
-    path = "fit_loop.epoch_loop.batch_progress"
-
-    @property
-    def is_last_batch(self) -> bool:
-        """Return whether this is the epoch's last batch."""
-        return self._view.is_last_batch  # type: ignore[no-any-return]
+    is_last_batch: bool = fact("_view.is_last_batch", "Return whether this is the epoch's last batch.")
 
     @property
     def total(self) -> Tracker:
@@ -161,13 +156,8 @@ class BatchProgress(Part):
         done = run.progress.position
         if done == 0 and self._hook not in (*BEFORE_STEP, *IN_STEP) and run.state.batches_seen:
             is_new = run.state.batches_seen > getattr(self._own, "began", 0)
-            done = run.state.batch_idx + 1 if is_new else self._length
+            done = run.state.batch_idx + 1 if is_new else int(self._own.num_training_batches or 0)
         return _tracker(done, self._hook)
-
-    @property
-    def _length(self) -> int:
-        length = self._own.num_training_batches
-        return int(length or 0)
 
     @property
     def _hook(self) -> str:
@@ -189,8 +179,6 @@ def _fit_state(own: Any) -> Any:
 class EpochProgress(Resettable):
     """`trainer.fit_loop.epoch_progress`."""
 
-    path = "fit_loop.epoch_progress"
-
     @property
     def current(self) -> Tracker:
         """Return the epochs."""
@@ -208,16 +196,11 @@ class EpochProgress(Resettable):
         processed = epoch + 1 if hook == "on_train_epoch_end" else max(done, epoch)
         return Tracker(epoch + 1, epoch + 1, processed, epoch)
 
-    @property
-    def total(self) -> Tracker:
-        """Return the same: a fit continues to count."""
-        return self.current
+    total: Tracker = fact("current", "Return the same: a fit continues to count.")
 
 
 class EvaluationBatches(Part):
     """`batch_progress` of a validation, test or prediction."""
-
-    path = "validate_loop.batch_progress"
 
     @property
     def is_last_batch(self) -> bool:
@@ -253,7 +236,6 @@ class EvaluationBatches(Part):
 class OptimizerSteps(Resettable):
     """`optim_progress` and `optim_step_progress`: the updates."""
 
-    path = "fit_loop.epoch_loop.automatic_optimization.optim_progress"
     PARTS: ClassVar[Mapping[str, type[Part]]] = {"optimizer": OptimizerProgress}
 
     is_automatic: ClassVar[bool] = True
@@ -274,21 +256,18 @@ class OptimizerSteps(Resettable):
 class Automatic(Part):
     """`trainer.fit_loop.epoch_loop.automatic_optimization`."""
 
-    path = "fit_loop.epoch_loop.automatic_optimization"
     PARTS: ClassVar[Mapping[str, type[Part]]] = {"optim_progress": OptimizerSteps}
 
 
 class ManualUpdates(OptimizerSteps):
     """`optim_step_progress` of manual optimization."""
 
-    path = "fit_loop.epoch_loop.manual_optimization.optim_step_progress"
     is_automatic = False
 
 
 class ManualSteps(Part):
     """`trainer.fit_loop.epoch_loop.manual_optimization`."""
 
-    path = "fit_loop.epoch_loop.manual_optimization"
     PARTS: ClassVar[Mapping[str, type[Part]]] = {"optim_step_progress": ManualUpdates}
 
 

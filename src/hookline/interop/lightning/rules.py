@@ -12,10 +12,15 @@ from hookline.data.sharding import RankSharding
 from hookline.engine.listener import overrides
 from hookline.interop.lightning.binder import NAME_OF_HOOK, recording_name
 from hookline.interop.lightning.checkpoint_file import LIGHTNING
-from hookline.interop.lightning.loaders import one_of
+from hookline.interop.lightning.loaders import has_source, one_of
 from hookline.interop.lightning.package import is_lightnings, refusal, root, warn
-from hookline.interop.lightning.shared_stream import SharedStreamLoader, in_sequence, parts_of
-from hookline.interop.lightning.stage_loaders import StageLoaders, check_iterable
+from hookline.interop.lightning.stage_loaders import (
+    SharedStreamLoader,
+    StageLoaders,
+    check_iterable,
+    in_sequence,
+    parts_of,
+)
 from hookline.run.optimizers import Schedule
 from hookline.run.run import Run
 from hookline.training.loading import asked_mixture, load
@@ -29,13 +34,12 @@ ZERO_GRAD = "on_validation_model_zero_grad"
 """A hook of Lightning that is called before the module is put into eval mode."""
 
 
-def has_source(run: Run, kind: str) -> bool:
-    """Return whether loaders of a kind were given, or the module or data module returns them."""
-    given = run.data.given.get(kind)
-    if isinstance(given, list | tuple):
-        return bool(given)
-    owners = [each for each in (run.datamodule, run.steps) if each is not None]
-    return given is not None or any(overrides(each, f"{kind}_dataloader") for each in owners)
+def clears_before_eval(run: Run) -> bool:
+    """Return whether a module clears its gradients before it is put into eval mode: in a fit outside an
+    accumulation window. Lightning's trainer clears them itself (`LightningRules.begin_validation`).
+    """
+    in_fit = run.stage == "fit" and not run.state.sanity_checking and run.window.batches == 0
+    return in_fit and not hasattr(run.trainer, "lightning_trainer")
 
 
 class LightningRules(LoopRules):

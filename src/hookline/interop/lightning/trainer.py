@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import operator
 import signal
 import sys
@@ -27,16 +28,16 @@ from hookline.interop.lightning.arguments import (
     set_torch_flags,
     with_plugins,
 )
-from hookline.interop.lightning.callback_list import complete, is_a, native_max_time, ordered, replaced_by
-from hookline.interop.lightning.checkpoint_path import CHOSEN, choose_path
-from hookline.interop.lightning.checkpoint_save import complete_io, read_here
+from hookline.interop.lightning.callback_list import complete, native_max_time, ordered, replaced_by
+from hookline.interop.lightning.checkpoints import CHOSEN, choose_path, complete_io, read_here
 from hookline.interop.lightning.connector import LoggerConnector
 from hookline.interop.lightning.logged_values import LoggedValues, number_of
-from hookline.interop.lightning.loggers import default_logger, directory_of_logs, quiet, split
+from hookline.interop.lightning.loggers import default_logger, directory_of_logs, split
 from hookline.interop.lightning.loop_trainer import LoopTrainer
-from hookline.interop.lightning.module_view import is_lightning_module
 from hookline.interop.lightning.package import (
     find,
+    is_a,
+    is_lightning_module,
     is_lightnings,
     misconfiguration,
     possible,
@@ -55,6 +56,7 @@ from hookline.loggers.jsonl import JSONLines
 from hookline.run.module import Module
 from hookline.run.option_tables import OLD_NAMES, OLD_SAVING
 from hookline.run.options import ARGUMENT_NAMES
+from hookline.run.state_parts import fact
 from hookline.util.errors import Preempted, closest
 
 T = TypeVar("T")
@@ -142,8 +144,8 @@ class Trainer(TrainerSettings):
         if logger is True or logger is None:
             logger = default_logger(root_directory(default_root_dir)) if given["logger"] else []
         values["_loggers"], own_loggers = split(as_list(logger or None))
-        if fast_dev_run:
-            values["_loggers"] = quiet(self._loggers)
+        if fast_dev_run and self._loggers:  # one that does nothing
+            values["_loggers"] = [find("loggers.logger", "DummyLogger")()]
         values["_logger_connector"] = LoggerConnector(self)
         options = native_options(given)
         options["max_time"] = native_max_time(given["max_time"])
@@ -420,7 +422,8 @@ class Trainer(TrainerSettings):
     def _take_callbacks(self) -> None:
         """Register exactly the callbacks of the list, in its order, after Hookline's own hooks."""
         hooks = self._own.hooks
-        entries = [each for each in hooks.entries() if not _is_in(each.given, self._native_hooks)]
+        native = {id(each) for each in self._native_hooks}
+        entries = [each for each in hooks.entries() if id(each.given) not in native]
         given = [entry.given for entry in entries]
         if len(given) == len(self._callbacks) and all(map(operator.is_, given, self._callbacks)):
             return
@@ -439,10 +442,9 @@ class Trainer(TrainerSettings):
         self.__dict__["_callbacks"] = ordered([*others, *callbacks])
         return kinds, [_adapted(each) for each in callbacks]
 
-    @property
-    def lightning_loggers(self) -> list[Any]:
-        """Return the loggers that are not Hookline's own, as they were passed."""
-        return self._loggers  # type: ignore[no-any-return]
+    lightning_loggers: list[Any] = fact(
+        "_loggers", "Return the loggers that are not Hookline's own, as they were passed."
+    )
 
     @property
     def loggers(self) -> list[Any]:
@@ -477,32 +479,25 @@ class Trainer(TrainerSettings):
 
     # ---- metrics -------------------------------------------------------------------------------------------
 
-    @property
-    def callback_metrics(self) -> Any:
-        """Return the newest logged values, with those of this moment. Callbacks may add entries."""
-        return self._logger_connector.newest().callback
+    callback_metrics: Any = fact(
+        "_logger_connector.newest.callback",
+        "Return the newest logged values, with those of this moment. Callbacks may add entries.",
+    )
+    logged_metrics: dict[str, Tensor] = fact(  # pyright: ignore[reportIncompatibleMethodOverride]
+        "_logger_connector.newest.log", "Return the newest values that loggers get."
+    )
+    progress_bar_metrics: dict[str, float] = fact(  # pyright: ignore[reportIncompatibleMethodOverride]
+        "_logger_connector.newest.bar", "Return the newest values that were logged with `prog_bar=True`."
+    )
 
-    @property
-    def logged_metrics(self) -> dict[str, Tensor]:
-        """Return the newest values that loggers get."""
-        return self._logger_connector.newest().log  # type: ignore[no-any-return]
-
-    @property
-    def progress_bar_metrics(self) -> dict[str, float]:
-        """Return the newest values that were logged with `prog_bar=True`."""
-        return self._logger_connector.newest().bar  # type: ignore[no-any-return]
-
-    @property
-    def _results(self) -> LoggedValues | None:
-        """Return what `self.log` adds values to; None in a prediction."""
-        return self._logger_connector.active  # type: ignore[no-any-return]
+    _results: LoggedValues | None = fact(
+        "_logger_connector.active", "Return what `self.log` adds values to; None in a prediction."
+    )
 
     # ---- attributes ----------------------------------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
-        """Return a part, or an attribute of Hookline's trainer."""
-        if name in self.PARTS and "_parts" in self.__dict__:
-            return self.__dict__["_parts"][name]
+        """Return an attribute of Hookline's trainer."""
         own = self.__dict__.get("_trainer")
         if own is None or name.startswith("__") or not hasattr(own, name):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -522,13 +517,7 @@ class Trainer(TrainerSettings):
         return type(self)(**copy.deepcopy(self._arguments, memo))
 
     def __reduce__(self) -> Any:
-        return _again, (type(self), self._arguments)
-
-
-def _again(kind: type[Trainer], arguments: dict[str, Any]) -> Trainer:
-    """Make a trainer from its arguments, when it is unpickled."""
-    made: Trainer = kind(**arguments)
-    return made
+        return functools.partial(type(self), **self._arguments), ()
 
 
 def _with_defaults(given: dict[str, Any]) -> dict[str, Any]:
@@ -560,7 +549,3 @@ def _adapted(callback: Any) -> Any:
     """
     is_one = any(is_lightnings(cls, "Callback") for cls in callback.__class__.__mro__)
     return LightningCallback(callback, checks=False) if is_one else callback
-
-
-def _is_in(one: Any, several: list[Any]) -> bool:
-    return any(one is each for each in several)

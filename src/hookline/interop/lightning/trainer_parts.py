@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -13,6 +12,7 @@ from torch import distributed as dist
 from hookline.interop.lightning.closure_step import ClosureStep, step_by_hand
 from hookline.interop.lightning.names import log_value
 from hookline.interop.lightning.package import installed
+from hookline.run.state_parts import fact
 from hookline.util.errors import HookError, closest
 
 
@@ -24,7 +24,6 @@ HIDDEN = (
     "PARTS",
     "STATUS",
     "CLASSES",
-    "path",
     "attach",
     "of_lightning",
     "remove_later",
@@ -59,33 +58,29 @@ class Part:
     """A part of the view: it has the attributes declared here, and no others."""
 
     PARTS: ClassVar[Mapping[str, type[Part]]] = {}
-    path: ClassVar[str] = ""
 
-    def __init__(self, view: Any) -> None:
-        self.__dict__["_view"] = view
-        self.__dict__.update({name: part(view) for name, part in self.PARTS.items()})
+    def __init__(self, view: Any, path: str) -> None:
+        """path: leads from the trainer to this part."""
+        parts = {name: part(view, f"{path}.{name}") for name, part in self.PARTS.items()}
+        self.__dict__.update(parts, _view=view, _path=path)
 
-    @property
-    def _own(self) -> Any:
-        return self._view._own
+    _own: Any = fact("_view._own")
 
     def __getattr__(self, name: str) -> Any:
-        raise missing(f"trainer.{self.path}.{name}", type(self))
+        raise missing(f"trainer.{self._path}.{name}", type(self))
 
     def __setattr__(self, name: str, value: Any) -> None:
         setter = getattr(getattr(type(self), name, None), "fset", None)
         if setter is None:
-            raise missing(f"trainer.{self.path}.{name} = ...", type(self))
+            raise missing(f"trainer.{self._path}.{name} = ...", type(self))
         setter(self, value)
 
 
 class ShownAs(Part):
     """A part that `isinstance` takes for the object of Lightning that it stands for."""
 
-    @property
-    def _shown_as(self) -> tuple[str, str]:
-        """Return the module and the name of Lightning's class."""
-        raise NotImplementedError
+    _shown_as: Any = ("", "")
+    """The module and the name of Lightning's class."""
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:  # pyright: ignore # what isinstance looks at
@@ -96,7 +91,6 @@ class ShownAs(Part):
 class RunState(Part):
     """`trainer.state`: the stage, and the status of the run."""
 
-    path = "state"
     STATUS: ClassVar[Mapping[str, str]] = {
         "created": "initializing",
         "training": "running",
@@ -173,7 +167,6 @@ class RunState(Part):
 class StrategyView(ShownAs):
     """`trainer.strategy`: the device, and communication between processes."""
 
-    path = "strategy"
     CLASSES: ClassVar[Mapping[str, str]] = {"DDP": "DDPStrategy", "FSDP": "FSDPStrategy"}
 
     @property
@@ -184,20 +177,11 @@ class StrategyView(ShownAs):
     zero_stage_3: ClassVar[bool] = False
     """An attribute of DeepSpeed's strategy, which the model summary reads."""
 
-    @property
-    def root_device(self) -> torch.device:
-        """Return the device of the module."""
-        return self._own.device  # type: ignore[no-any-return]
+    root_device: torch.device = fact("_own.device", "Return the device of the module.")
 
-    @property
-    def lightning_module(self) -> Any:
-        """Return the user's module."""
-        return self._own.state.module
+    lightning_module: Any = fact("_own.state.module", "Return the user's module.")
 
-    @property
-    def model(self) -> Any:
-        """Return the module or its wrapper."""
-        return self._own.state.wrapped_model
+    model: Any = fact("_own.state.wrapped_model", "Return the module or its wrapper.")
 
     @property
     def optimizers(self) -> list[Any]:
@@ -217,10 +201,7 @@ class StrategyView(ShownAs):
     def lr_scheduler_configs(self, configs: list[Any]) -> None:
         self._view.lr_scheduler_configs[:] = configs
 
-    @property
-    def is_global_zero(self) -> bool:
-        """Return whether this is the process that writes."""
-        return bool(self._own.strategy.rank == 0)
+    is_global_zero: bool = fact("_view.is_global_zero", "Return whether this is the process that writes.")
 
     @property
     def _ranks(self) -> Any:
@@ -267,9 +248,9 @@ class StrategyView(ShownAs):
     def checkpoint_io(self, plugin: Any) -> None:
         self._view.__dict__["_checkpoint_io"] = plugin
 
-    def remove_checkpoint(self, filepath: str | Path) -> None:
-        """Delete a checkpoint, once its replacement is written."""
-        self._view.remove_later(filepath)
+    remove_checkpoint: Any = fact(
+        "_view.remove_later", "Delete a checkpoint, once its replacement is written."
+    )
 
     # ---- manual optimization, for modules ------------------------------------------------------------------
 
@@ -302,8 +283,6 @@ class StrategyView(ShownAs):
 class PrecisionView(ShownAs):
     """`trainer.precision_plugin`: clipping by hand, and the context of a forward."""
 
-    path = "precision_plugin"
-
     @property
     def _shown_as(self) -> tuple[str, str]:
         named = {"64-true": "DoublePrecision", "bf16-true": "HalfPrecision", "16-true": "HalfPrecision"}
@@ -317,18 +296,16 @@ class PrecisionView(ShownAs):
             return super().__getattr__(name)
         return getattr(kind(self.precision) if kind.__name__ == "HalfPrecision" else kind(), name)
 
-    @property
-    def precision(self) -> str:
-        """Return the precision under Lightning's name."""
-        return self._view.precision  # type: ignore[no-any-return]
+    precision: str = fact("_view.precision", "Return the precision under Lightning's name.")
 
-    def forward_context(self) -> Any:
-        """Return the context in which a forward uses the run's precision."""
-        return self._own.strategy.precision.forward_context()
-
-    def module_init_context(self) -> Any:
-        """Return the context in which the parameters of a module are made in the run's precision."""
-        return self._own.strategy.precision.creation_context()
+    forward_context: Any = fact(
+        "_own.strategy.precision.forward_context",
+        "Return the context in which a forward uses the run's precision.",
+    )
+    module_init_context: Any = fact(
+        "_own.strategy.precision.creation_context",
+        "Return the context in which the parameters of a module are made in the run's precision.",
+    )
 
     def clip_gradients(
         self, optimizer: Any, clip_val: float = 0.0, gradient_clip_algorithm: Any = "norm"
@@ -343,8 +320,6 @@ class PrecisionView(ShownAs):
 
 class Connector(Part):
     """`trainer._logger_connector`: whether this step's metrics are written."""
-
-    path = "_logger_connector"
 
     @property
     def should_update_logs(self) -> bool:
@@ -362,21 +337,14 @@ class Connector(Part):
         """Return False: Hookline's log resets itself before each pass."""
         return False
 
-    @property
-    def _current_fx(self) -> None:
-        return None
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name != "_current_fx":  # Lightning's log stores the last hook here
-            super().__setattr__(name, value)
+    _current_fx: Any = property(lambda connector: None, lambda connector, hook: None)
+    """Lightning's log stores the last hook here, which has no effect."""
 
 
 class DataConnector(Part):
     """`trainer._data_connector`: moves a batch, for a Lightning module that does so itself (its summary
     does).
     """
-
-    path = "_data_connector"
 
     @property
     def _datahook_selector(self) -> Any:
@@ -389,8 +357,6 @@ class DataConnector(Part):
 class Distributed(Part):
     """`trainer._accelerator_connector`."""
 
-    path = "_accelerator_connector"
-
     @property
     def is_distributed(self) -> bool:
         """Return whether there are several processes."""
@@ -399,8 +365,6 @@ class Distributed(Part):
 
 class Results(Part):
     """`trainer._results`: the target of a Lightning module's `self.log`."""
-
-    path = "_results"
 
     def log(
         self,

@@ -20,6 +20,11 @@ from hookline.training.loading import load
 log = logging.getLogger("hookline")
 
 
+def _setting(name: str, doc: str) -> Any:
+    """Return a property that is an argument of the trainer, as it was passed or set since."""
+    return property(lambda trainer: trainer._given[name], doc=doc)
+
+
 class TrainerSettings(TrainerView):
     """The attributes of a trainer that its arguments decide; `_given` holds them by name."""
 
@@ -62,10 +67,7 @@ class TrainerSettings(TrainerView):
         ready = self.fit_loop.epoch_loop.batch_progress.current.ready
         return bool(ready) and bool(ready >= self.num_training_batches)
 
-    @property
-    def min_steps(self) -> int | None:
-        """Return the number of updates to make at least."""
-        return self._given["min_steps"]  # type: ignore[no-any-return]
+    min_steps = _setting("min_steps", "Return the number of updates to make at least.")
 
     def set_limit(self, name: str, value: Any) -> None:
         """Change max_epochs, min_epochs, max_steps or min_steps, also for the next fit."""
@@ -78,10 +80,9 @@ class TrainerSettings(TrainerView):
         """Return the epochs between validations; None: batches are counted through the run."""
         return None if self._own.rules.across_epochs else int(self._own.options.check_val_every_n_epoch)
 
-    @property
-    def reload_dataloaders_every_n_epochs(self) -> int:
-        """Return after how many epochs loaders are made anew; 0: never."""
-        return int(self._given["reload_dataloaders_every_n_epochs"])
+    reload_dataloaders_every_n_epochs = _setting(
+        "reload_dataloaders_every_n_epochs", "Return after how many epochs loaders are made anew; 0: never."
+    )
 
     @property
     def num_training_batches(self) -> int | float:
@@ -111,10 +112,10 @@ class TrainerSettings(TrainerView):
             return every if isinstance(every, int) else float("inf")
         return max(1, int(self.num_training_batches * every))
 
-    @property
-    def _val_check_time_interval(self) -> float | None:
-        """Return the seconds between validations; ModelCheckpoint then saves after validations only."""
-        return self._given["val_check_seconds"]  # type: ignore[no-any-return]
+    _val_check_time_interval = _setting(
+        "val_check_seconds",
+        "Return the seconds between validations; ModelCheckpoint then saves after validations only.",
+    )
 
     @property
     def num_sanity_val_batches(self) -> list[int | float]:
@@ -146,15 +147,11 @@ class TrainerSettings(TrainerView):
         batches = self._own.options.fast_dev_run
         return True if batches == 1 else batches
 
-    @property
-    def log_every_n_steps(self) -> int:
-        """Return the updates between rows of the log; 0: no rows of steps."""
-        return int(self._given["log_every_n_steps"])
+    log_every_n_steps = _setting(
+        "log_every_n_steps", "Return the updates between rows of the log; 0: no rows of steps."
+    )
 
-    @property
-    def gradient_clip_val(self) -> float | None:
-        """Return the largest norm or value of gradients."""
-        return self._given["gradient_clip_val"]  # type: ignore[no-any-return]
+    gradient_clip_val = _setting("gradient_clip_val", "Return the largest norm or value of gradients.")
 
     @property
     def gradient_clip_algorithm(self) -> Any:
@@ -163,10 +160,7 @@ class TrainerSettings(TrainerView):
         kind = self.of_lightning("utilities.enums", "GradClipAlgorithmType")
         return given if given is None or kind is None else kind(getattr(given, "value", given))
 
-    @property
-    def barebones(self) -> bool:
-        """Return whether everything that costs time is switched off."""
-        return bool(self._given["barebones"])
+    barebones: Any = _setting("barebones", "Return whether everything that costs time is switched off.")
 
     @property
     def accumulate_grad_batches(self) -> int:

@@ -1,23 +1,31 @@
-"""Hookline's trainer as Lightning's callbacks and modules see it: live, and limited to the names that are
+"""Hookline's trainer and modules as Lightning's callbacks see them: live, and limited to the names that are
 listed.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import functools
 import sys
+import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from torch import nn
+
+from hookline.engine.init_arguments import init_arguments
+from hookline.engine.listener import overrides
 from hookline.engine.source_text import parse_source, words_of
 from hookline.interop.lightning.binder import NAME_OF_HOOK
-from hookline.interop.lightning.checkpoint_save import save_file
-from hookline.interop.lightning.loggers import originals
+from hookline.interop.lightning.checkpoints import save_file
+from hookline.interop.lightning.hparams import AttributeDict
+from hookline.interop.lightning.loggers import AdoptedLogger
 from hookline.interop.lightning.loop_parts import EvaluationLoop, FitLoop, PredictionLoop, TestLoop
-from hookline.interop.lightning.names import LightningNames, directory_of
-from hookline.interop.lightning.package import find
+from hookline.interop.lightning.names import LightningNames, directory_of, first_of, log_as_lightning
+from hookline.interop.lightning.package import find, is_lightning_module
+from hookline.interop.lightning.table import MODULE_ACTIONS
 from hookline.interop.lightning.trainer_parts import (
     Connector,
     DataConnector,
@@ -30,7 +38,9 @@ from hookline.interop.lightning.trainer_parts import (
     StrategyView,
     missing,
 )
+from hookline.run.module import Module
 from hookline.run.save_request import SaveRequest
+from hookline.run.state_parts import fact
 from hookline.util.errors import HookError, closest
 
 # ---- Hookline's loggers as Lightning's callbacks and modules expect a logger
@@ -78,24 +88,21 @@ class LoggerView:
         return Experiment(self._trainer.loggers)
 
     @property
+    def _directory(self) -> Path:
+        return directory_of(self._trainer).absolute()
+
+    @property
     def save_dir(self) -> str:
         """Return the directory that contains `name`/`version`, which is the run's directory."""
-        return str(directory_of(self._trainer).absolute().parent.parent)
+        return str(self._directory.parent.parent)
 
-    @property
-    def name(self) -> str:
-        """Return the name of the folder that contains the run."""
-        return str(directory_of(self._trainer).absolute().parent.name)
-
-    @property
-    def version(self) -> str:
-        """Return the name of the run's own folder."""
-        return str(directory_of(self._trainer).absolute().name)
+    name: str = fact("_directory.parent.name", "Return the name of the folder that contains the run.")
+    version: str = fact("_directory.name", "Return the name of the run's own folder.")
 
     @property
     def root_dir(self) -> str:
         """Return the directory that contains `version`."""
-        return str(directory_of(self._trainer).absolute().parent)
+        return str(self._directory.parent)
 
     @property
     def log_dir(self) -> str:
@@ -116,17 +123,12 @@ class LoggerView:
             dict(vars(params) if isinstance(params, argparse.Namespace) else params)
         )
 
-    def log_graph(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: Hookline's loggers do not draw a graph of the model."""
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing: Hookline's loggers write and receive checkpoints without a call, are closed when the
+        run is over, and do not draw a graph of the model.
+        """
 
-    def save(self) -> None:
-        """Do nothing: Hookline's loggers write without this call."""
-
-    def finalize(self, status: str) -> None:
-        """Do nothing: Hookline closes its loggers when the run is over."""
-
-    def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
-        """Do nothing: Hookline's loggers receive checkpoints without this call."""
+    log_graph = finalize = after_save_checkpoint = save
 
 
 def _not_there(path: str, why: str, owner: type) -> NotInView:
@@ -210,7 +212,7 @@ class TrainerView(LightningNames):
         own["_package"], own["_caller"] = package, caller
         own["_trainer"], own["moment"] = None, Moment(self, caller)
         own["asked"], own["removals"], own["_checkpoint_io"] = None, [], None
-        own["_parts"] = {name: part(self) for name, part in self.PARTS.items()}
+        own.update({name: part(self, name) for name, part in self.PARTS.items()})
 
     def attach(self, trainer: Any, proxy: Any, names: dict[str, Any]) -> None:
         """Attach the view to a run."""
@@ -227,9 +229,7 @@ class TrainerView(LightningNames):
         return self._trainer
 
     def __getattr__(self, name: str) -> Any:
-        """Return a part or an attribute that a user has set; raise an error for other names."""
-        if name in self.PARTS:
-            return self.__dict__["_parts"][name]
+        """Return an attribute that a user has set; raise an error for other names."""
         kept: dict[str, Any] = getattr(self._trainer, USER_ATTRIBUTES, {})
         if name in kept:
             return kept[name]
@@ -273,10 +273,10 @@ class TrainerView(LightningNames):
             who = self._own.state.module if self._caller is None else self._caller
             self._own.stop(f"{type(who).__name__} set trainer.should_stop")
 
-    @property
-    def global_step(self) -> int:
-        """Return the number of updates so far: one per window, however many optimizers took part."""
-        return int(self._own.global_step)
+    global_step = fact(
+        "_own.global_step",
+        "Return the number of updates so far: one per window, however many optimizers took part.",
+    )
 
     @property
     def num_training_batches(self) -> int | float:
@@ -305,10 +305,9 @@ class TrainerView(LightningNames):
             return self._evaluation_loop
         return self.predict_loop if self.predicting else None
 
-    @property
-    def estimated_stepping_batches(self) -> float:
-        """Return the number of updates that the run will make."""
-        return self._own.estimated_stepping_batches  # type: ignore[no-any-return]
+    estimated_stepping_batches = fact(
+        "_own.estimated_stepping_batches", "Return the number of updates that the run will make."
+    )
 
     @property
     def received_sigterm(self) -> bool:
@@ -318,27 +317,21 @@ class TrainerView(LightningNames):
 
     # ---- model, optimizers, loggers ------------------------------------------------------------------------
 
-    @property
-    def model(self) -> Any:
-        """Return the model that the strategy runs: the module, or its compiled or distributed wrapper."""
-        return self._own.state.wrapped_model
+    model: Any = fact(
+        "_own.state.wrapped_model",
+        "Return the model that the strategy runs: the module, or its compiled or distributed wrapper.",
+    )
 
-    @property
-    def optimizers(self) -> list[Any]:
-        """Return the optimizers of the run."""
-        return self._own.optimizers  # type: ignore[no-any-return]
+    optimizers: list[Any] = fact("_own.optimizers", "Return the optimizers of the run.")
 
     @property
     def loggers(self) -> list[Any]:
         """Return Lightning's loggers as they were passed, then all of Hookline's as one."""
         own = self._own.loggers
-        passed = originals(own)
+        passed = [each.original for each in own.members if isinstance(each, AdoptedLogger)]
         return [*passed, LoggerView(self)] if len(passed) < len(own.members) else passed
 
-    @property
-    def logger(self) -> Any:
-        """Return the first logger, or None."""
-        return next(iter(self.loggers), None)
+    logger = first_of("loggers", "Return the first logger, or None.")
 
     @property
     def log_dir(self) -> str | None:
@@ -431,3 +424,103 @@ class TrainerView(LightningNames):
     def validate(self, *args: Any, **kwargs: Any) -> list[dict[str, float]]:
         """Validate inside the run, where Hookline allows it: at the end of a batch, step or epoch."""
         return [dict(self._own.validate(*args, **kwargs).read())]
+
+
+# ---- Hookline's modules, and plain ones, with the attributes that callbacks expect of a module
+
+
+def shown_to_callbacks(module: Any, view: TrainerView) -> Any:
+    """Return a Lightning module as it is, any other in a proxy for what callbacks use."""
+    return module if module is None or is_lightning_module(module) else ModuleProxy(module, view)
+
+
+class ModuleProxy:
+    """A proxy for the user's module with `log`, `trainer` and other names of a LightningModule."""
+
+    def __init__(self, module: nn.Module, view: TrainerView) -> None:
+        base = view.of_lightning("core.module", "LightningModule")
+        self.__dict__.update(_module=module, _view=view, _base=base, _class=_both(type(module), base))
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:  # pyright: ignore # what isinstance looks at: it is the user's class and a LightningModule
+        return self._class
+
+    def __getattr__(self, name: str) -> Any:
+        if name in MODULE_ACTIONS and not overrides(self._module, name):
+            return types.MethodType(
+                getattr(self._base, name), self
+            )  # Lightning checks by this that it is not overridden
+        return getattr(self._module, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._module, name, value)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module."""
+        return self._module(*args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is self._module
+
+    def __hash__(self) -> int:
+        return hash(self._module)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return copy.deepcopy(self._module, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._module.__reduce_ex__(protocol)
+
+    def __repr__(self) -> str:
+        return repr(self._module)
+
+    trainer: TrainerView = fact("_view", "Return the trainer as Lightning's hooks see it.")
+
+    _trainer = trainer
+
+    @property
+    def automatic_optimization(self) -> bool:
+        """Return whether the loop does the optimization."""
+        return bool(getattr(self._module, "automatic_optimization", True))
+
+    @property
+    def hparams(self) -> Any:
+        """Return the module's own `hparams`, or else the plain arguments that it was created with."""
+        made, own = init_arguments(self._module), getattr(self._module, "hparams", None)
+        return own if own is not None else AttributeDict({} if made is None else made.recorded)
+
+    hparams_initial = hparams
+
+    @property
+    def example_input_array(self) -> Any:
+        """Return the module's example input, or None."""
+        return getattr(self._module, "example_input_array", None)
+
+    current_epoch: int = fact("_view.current_epoch", "Return the current epoch, from 0.")
+
+    global_step: int = fact("_view.global_step", "Return the number of updates so far.")
+
+    logger: Any = fact("_view.logger", "Return the logger as Lightning's hooks see it.")
+
+    device: Any = fact("_view._own.device", "Return the device of the module.")
+
+    def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
+        """Log a number, with Lightning's arguments."""
+        log_as_lightning(self._view._own._last, name, value, args, options)
+
+    def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **options: Any) -> None:
+        """Log several numbers."""
+        for name, value in dictionary.items():
+            self.log(name, value, *args, **options)
+
+    print: Any = fact("_view.print", "Print, on rank zero only.")
+
+
+def _both(own: type, base: type) -> type:
+    """Return a class that is both, for isinstance only; the base alone if the classes cannot be combined."""
+    if any("__init_subclass__" in vars(cls) for cls in own.__mro__ if cls not in (object, Module)):
+        return base
+    try:
+        return type(own.__name__, (own, base), {})
+    except TypeError:
+        return base

@@ -16,13 +16,11 @@ from hookline.engine.listener import Listener
 from hookline.engine.plan import Plan
 from hookline.hooks.lr_finder import LRFinder
 from hookline.interop.lightning.binder import NAME_OF_HOOK
-from hookline.interop.lightning.callback_list import FIRST, is_a
-from hookline.interop.lightning.checkpoint_path import choose_path
+from hookline.interop.lightning.callback_list import FIRST
+from hookline.interop.lightning.checkpoints import choose_path
 from hookline.interop.lightning.hparams import HyperParameters
-from hookline.interop.lightning.module_view import is_lightning_module
-from hookline.interop.lightning.package import installed, refusal
+from hookline.interop.lightning.package import installed, is_a, is_lightning_module, refusal
 from hookline.interop.lightning.trainer_parts import Part
-from hookline.training.loading import use_training_loaders
 from hookline.training.trainer import Trainer as HooklineTrainer
 
 AROUND = {
@@ -36,8 +34,6 @@ AROUND = {
     "strategy_teardown",
 }
 """Events around the loop, which are not emitted when only the loop runs again."""
-REPLACED = ("configure_hooks", "configure_model", "configure_optimizers")
-"""Actions of the module that the loop alone does not call."""
 UNCHANGED = {
     "checkpoint": False,
     "enable_progress_bar": False,
@@ -88,8 +84,6 @@ class Snapshot:
 class CheckpointConnector(Part):
     """`trainer._checkpoint_connector`: chooses checkpoints, and restores what a tuner has saved."""
 
-    path = "_checkpoint_connector"
-
     def restore(self, path: str) -> None:
         """Restore the run inside which a tuner has saved this."""
         self._view.snapshots[str(path)].restore()
@@ -139,55 +133,6 @@ def _like(outer: Any, directory: str) -> Any:
     inner.lightning_trainer, inner.rules = outer.lightning_trainer, outer.rules
     inner.shows_model = False
     return inner
-
-
-class Rerun(HooklineTrainer):
-    """The part of a trainer that runs a loop inside the run of another trainer."""
-
-    def run_inside(self, outer: Any, data: Any, given: dict[str, Any]) -> None:
-        """Run the stage of another run with its module, data, optimizers, schedulers and counters."""
-        stage, module = outer.stage, outer.module
-        self._around = outer
-        try:
-            self._run_stage(stage, module, data, given)
-        finally:  # the steps of a module of this dialect are the module itself
-            for name in REPLACED:
-                vars(self._last.steps if self._last is not None else module).pop(name, None)
-
-    def _run_stage(self, stage: str, module: Any, data: Any, given: dict[str, Any]) -> None:
-        if stage == "fit":
-            self.fit(module, given["train"], given["val"], datamodule=data)
-        elif stage == "predict":
-            self.predict(module, given["predict"], datamodule=data)
-        else:
-            run = self.validate if stage == "validate" else self.test
-            run(module, given["val" if stage == "validate" else "test"], datamodule=data)
-
-    _around: Any = None
-
-    def _start(self, stage: str, *arguments: Any, **options: Any) -> Any:
-        run = super()._start(stage, *arguments, **options)
-        outer = self._around
-        if outer is not None:
-            steps: Any = run.steps
-            steps.configure_hooks = _no_hooks
-            steps.configure_model = _nothing
-            steps.configure_optimizers = lambda: (list(outer.state.optimizers), list(outer.schedules))
-            if "train" in outer.data.loaders:  # for estimated_stepping_batches: it is opened already
-                loaders = outer.data.loaders["train"]
-                use_training_loaders(run, loaders, loaders[0].sharding)
-            if not outer.trainer.__dict__.pop("counts_anew", False):
-                run.state.counts.load_state_dict(outer.state.counts.state_dict(), resumed=False)
-        return run
-
-
-def _no_hooks() -> list[Any]:
-    """Return no hooks: those of the module are already hooks of the outer run."""
-    return []
-
-
-def _nothing() -> None:
-    """Do nothing: the model is complete."""
 
 
 NAMES = ("lr", "learning_rate")

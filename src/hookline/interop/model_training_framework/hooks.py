@@ -61,14 +61,8 @@ for _name, _facts, _doc in (
         EVENTS.declare(_name, _facts, _doc)
 
 
-def _event(method: str) -> Event:
-    event = EVENTS.find(method)
-    assert event is not None
-    return event
-
-
 def _row(method: str, forms: tuple[tuple[str, ...], ...]) -> Row:
-    event = _event(method)
+    event = EVENTS.named(method)
     documented, *others = [tuple(_fact(name, event) for name in form) for form in forms]
     # the framework has no sanity check, and its hooks receive paths as text
     return Row(event.name, documented, {"path": str}, not method.startswith("on_validation"), tuple(others))
@@ -137,14 +131,12 @@ def _stub(method: str, form: tuple[str, ...]) -> Callable[..., None]:
 
     def stub(self: Any, *args: Any, **kwargs: Any) -> None: ...
 
-    stub.__name__, stub.__qualname__, stub.__doc__ = method, f"TrainerHooks.{method}", _event(method).doc
-    stub.__signature__ = _signature(form)  # type: ignore[attr-defined]
-    return stub
-
-
-def _signature(names: tuple[str, ...]) -> inspect.Signature:
+    stub.__name__, stub.__qualname__ = method, f"TrainerHooks.{method}"
+    stub.__doc__ = EVENTS.named(method).doc
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return inspect.Signature([inspect.Parameter(name, kind) for name in ("self", *names)])
+    names = [inspect.Parameter(name, kind) for name in ("self", *form)]
+    stub.__signature__ = inspect.Signature(names)  # type: ignore[attr-defined]
+    return stub
 
 
 for _name, _forms in FRAMEWORK_METHODS.items():

@@ -485,16 +485,13 @@ def hooks_of(config: GenericTrainerConfig) -> list[Any]:
     if config.logging.log_gradients and not any(isinstance(each, GradientMonitor) for each in hooks):
         hooks.append(GradientMonitorHook())
     if config.early_stopping_patience is not None and source != "hook":
-        hooks.append(
-            _with_name(
-                "early_stopping_patience",
-                EarlyStoppingHook(
-                    metric_name(config.early_stopping_metric),
-                    config.early_stopping_patience,
-                    config.early_stopping_mode,
-                ),
-            )
+        stopping = EarlyStoppingHook(
+            metric_name(config.early_stopping_metric),
+            config.early_stopping_patience,
+            config.early_stopping_mode,
         )
+        stopping.name = "early_stopping_patience"
+        hooks.append(stopping)
     if config.log_loss_every_n_steps is not None:
         hooks.append(
             FunctionHook(
@@ -576,11 +573,6 @@ def _requeued_after(number: int) -> str:
             allowed=tuple(known),
         )
     return known[number]
-
-
-def _with_name(name: str, hook: Any) -> Any:
-    hook.name = name
-    return hook
 
 
 def _log_loss(step: int, loss: float) -> None:

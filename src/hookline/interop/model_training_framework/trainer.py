@@ -36,6 +36,7 @@ from hookline.metrics.metric_log import Metrics
 from hookline.run.module import Module, PlainSteps
 from hookline.run.option_tables import OLD_SAVING
 from hookline.run.record import read_record
+from hookline.run.state_parts import fact
 from hookline.training.trainer import Trainer
 from hookline.util.errors import CheckpointError, OptionError
 
@@ -161,12 +162,11 @@ class GenericTrainer(Trainer):
         for hook in [*more, *hooks_of(config), BestAccuracy(self)]:
             self.hooks.add(hook)
 
-    @property
-    def multi_loader_config(self) -> MultiDataLoaderConfig:
-        """Return how the training loaders are mixed; `multi_loader_manager.rebuild_schedule()` applies
-        changes.
-        """
-        return self.config.train_loader_config  # type: ignore[no-any-return]
+    multi_loader_config: MultiDataLoaderConfig = fact(
+        "config.train_loader_config",
+        "Return how the training loaders are mixed; `multi_loader_manager.rebuild_schedule()` applies "
+        "changes.",
+    )
 
     def set_training_step(self, function: StepFunction) -> None:
         """Set `function(trainer, batch, batch_idx, dataloader_idx, dataloader_name)`, which returns {'loss':

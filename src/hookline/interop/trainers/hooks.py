@@ -32,11 +32,6 @@ STATE_KEYS = (
 )
 
 
-def from_one(epoch: int) -> int:
-    """Return the epoch counted from 1, as `trainers` counts."""
-    return epoch + 1
-
-
 class StateDict(MutableMapping[str, Any]):
     """The nine documented keys, read live; keys of your own; and any fact of Hookline."""
 
@@ -75,7 +70,8 @@ class StateDict(MutableMapping[str, Any]):
 
 LEDGER = "_ledger"
 """The name of the trainer's own hook, which lists of hooks leave out."""
-READS: Mapping[str, FactConverter] = {"state": StateDict, "epoch": from_one}
+READS: Mapping[str, FactConverter] = {"state": StateDict, "epoch": lambda epoch: epoch + 1}
+"""`trainers` counts epochs from 1."""
 DOCUMENTED: Mapping[str, Row] = {
     "on_train_begin": Row("on_train_start", ("state",), READS),
     "on_epoch_begin": Row("on_train_epoch_start", ("epoch", "state"), READS),
@@ -122,15 +118,10 @@ class TrainingHook(Hook):
         """An evaluation is complete. Called with state."""
 
 
-class HookManager:
-    """Hooks by name. A trainer's own is `trainer.hooks`; one made by hand serves your own loop, which calls
-    `on_...`.
+class NamedHooks:
+    """Hooks that are added, removed, enabled and disabled by name: those of a trainer, or of a list."""
 
-    hooks: those of a trainer; None: an empty list.
-    """
-
-    def __init__(self, hooks: HookList | None = None) -> None:
-        self._hooks = HookList(Plan(EVENTS), EVENTS) if hooks is None else hooks
+    _hooks: HookList
 
     def add_hook(self, hook: Any) -> Handle:
         """Add a hook; it replaces one with the same name."""
@@ -152,6 +143,17 @@ class HookManager:
     def disable_hook(self, name: str) -> None:
         """Disable a hook; it keeps its position."""
         self._hooks.disable(name)
+
+
+class HookManager(NamedHooks):
+    """Hooks by name. A trainer's own is `trainer.hooks`; one made by hand serves your own loop, which calls
+    `on_...`.
+
+    hooks: those of a trainer; None: an empty list.
+    """
+
+    def __init__(self, hooks: HookList | None = None) -> None:
+        self._hooks = HookList(Plan(EVENTS), EVENTS) if hooks is None else hooks
 
     def get_hook(self, name: str) -> Any:
         """Return the hook of this name."""

@@ -22,6 +22,7 @@ from hookline.interop.trainers.hooks import (
     ConsoleLogHook,
     HookManager,
     JSONLogHook,
+    NamedHooks,
     StateDict,
 )
 from hookline.metrics.metric_log import Metrics
@@ -29,6 +30,7 @@ from hookline.run.module import Module
 from hookline.run.option_tables import OLD_NAMES, OLD_SAVING
 from hookline.run.options import ARGUMENT_NAMES, refuse_unknown_options
 from hookline.run.state import State
+from hookline.run.state_parts import fact
 from hookline.training.trainer import Trainer
 from hookline.util.errors import OptionError
 
@@ -98,7 +100,7 @@ KNOWN = (*OPTION_NAMES, "val_dataloader", "loss", *(name for name in ARGUMENT_NA
 """The options of a trainer here: its own, and those of `hookline.Trainer` that it does not set itself."""
 
 
-class BaseTrainer:
+class BaseTrainer(NamedHooks):
     """A model, its data and its optimizer, with hooks by name. Options beside the documented ones are
     `hookline.Trainer`'s.
     """
@@ -137,7 +139,8 @@ class BaseTrainer:
         self._ledger = _Ledger(self)
         self.trainer.add_hook(self._ledger)
         self._ledger.setup(self.trainer.state)
-        self.hooks = HookManager(self.trainer.hooks)
+        self._hooks = self.trainer.hooks
+        self.hooks = HookManager(self._hooks)
         for hook in hooks:
             self.hooks.add_hook(hook)
 
@@ -187,28 +190,9 @@ class BaseTrainer:
         """Return the state that hooks get: live, before, during and after a run."""
         return StateDict(self.trainer.state)
 
-    @property
-    def device(self) -> Any:
-        """Return the device of the training."""
-        return self.trainer.device
+    device: Any = fact("trainer.device", "Return the device of the training.")
 
     # ---- hooks ---------------------------------------------------------------------------------------------
-
-    def add_hook(self, hook: Any) -> Handle:
-        """Add a hook; it replaces one with the same name."""
-        return self.hooks.add_hook(hook)
-
-    def remove_hook(self, name: str) -> Any:
-        """Remove a hook by name and return it."""
-        return self.hooks.remove_hook(name)
-
-    def enable_hook(self, name: str) -> None:
-        """Enable a hook."""
-        self.hooks.enable_hook(name)
-
-    def disable_hook(self, name: str) -> None:
-        """Disable a hook; it keeps its position."""
-        self.hooks.disable_hook(name)
 
     def add_console_logging(self, log_every_n_batches: int = 10) -> Handle:
         """Print the loss every n batches; the hook is called `console_log`."""

@@ -4,6 +4,7 @@ own.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import sys
@@ -332,16 +333,19 @@ class TransformersCallback(AdoptedCallback):
                 for event in events:
                     calls_at.setdefault(event, []).append(self._caller(method, event))
         calls_at["on_validation_end"].append(self._update_best)
-        calls_at.setdefault("on_train_epoch_end", []).append(self._apply_after_epoch)
+        calls_at.setdefault("on_train_epoch_end", []).append(
+            functools.partial(self._apply_after, "on_train_epoch_end")
+        )
 
         def listener(event: str, *calls: Caller) -> Listener:
             binding = Binding(_in_sequence(calls), ("metrics",) if "metrics" in table[event].facts else ())
-            return self.listener(name, table[event], self._origin(event), binding)
+            return Listener("H", name, self, table[event], self._origin(event), binding, [])
 
         ends_epoch = Binding(self._end_epoch, ())
-        ends = self.listener(name, table["on_train_batch_start"], self._end_epoch, ends_epoch)
+        ends = Listener("H", name, self, table["on_train_batch_start"], self._end_epoch, ends_epoch, [])
         ends.declares_steering = True
-        self._inactive = [ends, listener("on_step_end", self._apply_after_step)]
+        applies = functools.partial(self._apply_after, "on_step_end")
+        self._inactive = [ends, listener("on_step_end", applies)]
         return [*(listener(event, *calls) for event, calls in calls_at.items()), *self._inactive]
 
     def _origin(self, event: str) -> Callable[..., Any]:
@@ -366,16 +370,14 @@ class TransformersCallback(AdoptedCallback):
             if applies is not None and not applies(self, s):
                 return
             shared = self.shared
-            state, batches = shared.state, shared.batches
             if is_between_steps:
-                state.global_step = s.step
-                state.epoch = s.batches_seen / batches if batches else float(s.epochs_seen)
+                shared.refresh(s)
             given = (
                 self._given[method]
                 if extra is None
                 else {**self._given[method], **self._named(method, extra(self, s))}
             )
-            control = function(shared.args, state, shared.control, **given)
+            control = function(shared.args, shared.state, shared.control, **given)
             if control is None:
                 control = shared.control
             else:
@@ -409,12 +411,8 @@ class TransformersCallback(AdoptedCallback):
             shared.request_stop(s)
             (self._apply if event == "on_step_end" else self._activate)(s)
 
-    def _apply_after_step(self, s: Any) -> None:
-        if self._is_last(s, "on_step_end"):
-            self._apply(s)
-
-    def _apply_after_epoch(self, s: Any) -> None:
-        if self._is_last(s, "on_train_epoch_end"):
+    def _apply_after(self, event: str, s: Any) -> None:
+        if self._is_last(s, event):
             self._apply(s)
 
     def _apply(self, s: Any) -> None:
@@ -541,10 +539,6 @@ def _logged(callback: TransformersCallback, s: Any) -> dict[str, Any]:
     return {"logs": callback.shared.logs}
 
 
-def _evaluated(callback: TransformersCallback, s: Any) -> dict[str, Any]:
-    return {"metrics": callback.shared.metrics}
-
-
 def _tested(callback: TransformersCallback, s: Any) -> dict[str, Any]:
     return {
         "metrics": {
@@ -558,7 +552,7 @@ def _tested(callback: TransformersCallback, s: Any) -> dict[str, Any]:
 EXTRA_ARGUMENTS: Mapping[tuple[str, str], Callable[[TransformersCallback, Any], dict[str, Any]]] = {
     ("on_log", "on_train_metrics"): _logged,
     ("on_log", "on_validation_end"): _logged,
-    ("on_evaluate", "on_validation_end"): _evaluated,
+    ("on_evaluate", "on_validation_end"): lambda callback, s: {"metrics": callback.shared.metrics},
     ("on_predict", "on_test_end"): _tested,
     ("on_predict", "on_predict_end"): lambda callback, s: {"metrics": {}},
 }

@@ -18,7 +18,7 @@ ORDER = "The order in a batch: optimizer.zero_grad(), line.backward(loss), line.
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What was logged, and that it names this file."""
-    said = [each for each in caplog.messages if "test_update_checks.py:" in each]
+    said = [each for each in caplog.messages if "test_loop_checks.py:" in each]
     assert len(said) == len(caplog.messages)
     return said
 

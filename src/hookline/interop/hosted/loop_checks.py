@@ -1,5 +1,6 @@
-"""Mistakes in the updates of a loop written by hand: an optimizer that the line does not have, an update
-without gradients, clipping after the update, a loss that is none. Torch is silent about the first three.
+"""Mistakes in a loop written by hand: an optimizer that the line does not have, an update without gradients,
+clipping after the update, a loss that is none, and calls that were left out, for which hooks have waited.
+Torch is silent about the first three.
 """
 
 from __future__ import annotations
@@ -8,14 +9,16 @@ import logging
 import os
 import traceback
 import weakref
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from hookline.interop.hosted.batch import HostedBatch, Updates
+from hookline.engine.plan import Plan
+from hookline.interop.hosted.batch import LoopRun
 from hookline.run.optimizers import bare
-from hookline.run.state import State
+from hookline.run.record import monitors_of
+from hookline.run.state import count_noun
 from hookline.util.errors import LossError, described
 from hookline.util.short_traceback import OWN
 from hookline.util.terminal import place
@@ -32,18 +35,10 @@ INSTALLED = f"{os.sep}site-packages{os.sep}"
 """Part of the file names of packages."""
 
 
-class Checked(Protocol):
-    """A loop as far as its updates are checked: `Line`."""
-
-    state: State
-    batch: HostedBatch
-    updates: Updates
-
-
 class UpdateChecks:
     """Warns once of each mistake."""
 
-    def __init__(self, run: Checked) -> None:
+    def __init__(self, run: LoopRun) -> None:
         self.run = run
         self._made_of: dict[int, tuple[list[Any], int]] = {}
         """The losses that the first update of each optimizer was made of, and how many, by its number."""
@@ -199,9 +194,103 @@ def refuse_other_loss(loss: Any, error: Exception) -> None:
 def place_in_loop() -> str:
     """Return the file and line of the loop that is running: `train.py:31`."""
     stack = traceback.extract_stack()
-    own = next((each for each in reversed(stack) if not _is_of_package(each.filename)), stack[0])
+    own = next(
+        (
+            each
+            for each in reversed(stack)
+            if not each.filename.startswith(OWN) and INSTALLED not in each.filename
+        ),
+        stack[0],
+    )
     return place(own.filename, own.lineno or 0)
 
 
-def _is_of_package(file: str) -> bool:
-    return file.startswith(OWN) or INSTALLED in file
+# ---- what hooks waited for in a loop that left out the calls which fire it ---------------------------------
+
+
+OF_BATCHES = (
+    "on_train_epoch_start",
+    "on_train_batch_start",
+    "on_train_batch_end",
+    "on_step_end",
+    "on_train_epoch_end",
+)
+"""Events that need the batches or epochs of the loop: `optimizer.step()` does not fire them."""
+
+OF_UPDATES = ("on_before_zero_grad", "on_before_optimizer_step", "on_after_optimizer_step", "on_step_end")
+"""Events that need an optimizer that the line observes."""
+
+OF_BACKWARD, OF_LOSS = ("on_before_backward", "on_after_backward"), frozenset({"loss", "ctx"})
+"""Events and facts that need `line.backward`, or `before_backward` and `after_backward`."""
+
+
+def missing_calls(run: LoopRun, began: tuple[int, int], epochs: int, has_validated: bool) -> list[str]:
+    """Return what hooks have waited for in vain, because the loop has left out a call.
+
+    began: the updates and the batches before the run. epochs, has_validated: as of `missing_batches`.
+    """
+    updates, has_batches = run.state.step - began[0], run.state.batches_seen != began[1]
+    batches = "" if has_batches else missing_batches(run, updates, epochs, has_validated)
+    return [each for each in (batches, missing_losses(run, updates), missing_optimizer(run)) if each]
+
+
+def missing_batches(run: LoopRun, updates: int, epochs: int, has_validated: bool) -> str:
+    """Return which hooks waited for events of batches and epochs in a loop that had none.
+
+    updates: how many were made. epochs: how many bodies of `line.epochs` read no batches. has_validated:
+    whether there was a validation, after which monitors act.
+    """
+    validates = {each.name for each in run.plan.listeners("on_validation_end")} if has_validated else set()
+    waiting = _waiting(run.plan, OF_BATCHES, validates)
+    if not waiting or not (updates or epochs):
+        return ""
+    what = (
+        f"{count_noun(updates, 'update was', 'updates were')} made"
+        if updates
+        else f"{count_noun(epochs, 'epoch', 'epochs')} of line.epochs ran"
+    )
+    return (
+        f"{what} outside of line.epoch(loader) and line.start_batch(batch), so these events did not fire: "
+        f"{waiting}. Use `for batch in line.epoch(loader)`; in a loop without a loader "
+        "`for k in line.epoch(range(n))`, or line.start_epoch() first in the body of line.epochs."
+    )
+
+
+def missing_losses(run: LoopRun, updates: int) -> str:
+    """Return which hooks wait for the loss or events of backward, if updates were made without them."""
+    plan = run.plan
+    if run.batch.has_losses or updates <= 0:
+        return ""
+    events = [each for each in OF_BACKWARD if plan.listeners(each)]
+    readers = [each for each, facts in plan.wanted_at.items() if facts & OF_LOSS and each not in events]
+    monitored = [each["metric"] for each in monitors_of(run.hooks.entries()).values()]
+    parts = [f"these events did not fire: {', '.join(events)}"] if events else []
+    parts += [f"the loss was None at {', '.join(readers)}"] if readers else []
+    parts += ["there is no metric train/loss"] if "train/loss" in monitored else []
+    if not parts:
+        return ""
+    return (
+        f"{count_noun(updates, 'update was', 'updates were')} made without line.backward(loss), so "
+        f"{', and '.join(parts)}. Replace loss.backward() by line.backward(loss)."
+    )
+
+
+def missing_optimizer(run: LoopRun) -> str:
+    """Return which hooks wait for updates, if the loop has backward passes and the line no optimizer."""
+    waiting = _waiting(run.plan, OF_UPDATES)
+    if run.state.optimizers or not run.batch.has_losses or not waiting:
+        return ""
+    made = count_noun(len(run.batch.window_losses()), "backward pass was", "backward passes were")
+    return (
+        f"{made} made, and the line has no optimizer to observe, so no step was counted and these events did "
+        f"not fire: {waiting}. Pass the optimizer: Line(model, optimizer, hooks=[...])."
+    )
+
+
+def _waiting(plan: Plan, events: tuple[str, ...], but: set[str] | None = None) -> str:
+    """Return the events that have listeners, with the names of their hooks. but: names that do not count."""
+    found = {
+        event: [each.name for each in plan.listeners(event) if each.name not in (but or ())]
+        for event in events
+    }
+    return "; ".join(f"{event} (hooks: {', '.join(names)})" for event, names in found.items() if names)
