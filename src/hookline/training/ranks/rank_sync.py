@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Never
 
 from hookline.distributed.comm import Round
-from hookline.engine.listener import Listener
 from hookline.reliability.signals import stop_for_signal
 from hookline.run.commands import Boundary, run_commands
 from hookline.run.run import Run
@@ -116,11 +115,9 @@ class RankSync(Boundary):
     def _ask(self, kind: int) -> Round:
         run, s = self.run, self.run.state
         self.polls += 1
-        requests = len(self._requests()) if run.saves.requests else 0
-        if run.plan.asked_at is not self._shared:
-            requests += 1
-        if self._rollback is not None:
-            requests += 1
+        has_other_hooks, has_rollback = run.plan.asked_at is not self._shared, self._rollback is not None
+        saves = len(self._requests()) if run.saves.requests else 0
+        requests = saves + has_other_hooks + has_rollback
         is_signalled = run.signals.received > 0 and not run.signals.number
         is_new = (
             s.should_stop is not self.stop
@@ -205,10 +202,12 @@ class RankSync(Boundary):
         """
         run, hooks = self.run, self.run.state.hooks
         self._shared = run.plan.asked_at
+        # hooks that are switched off may be switched on again
+        switched_off = [x for entry in hooks.entries() if not entry.enabled for x in entry.listeners]
         steering = {
             event
             for event in STEERED
-            for each in (*run.plan.listeners(event), *_switched_off(hooks))
+            for each in (*run.plan.listeners(event), *switched_off)
             if each.event.name == event and each.steers
         }
         return [{event: sorted(facts) for event, facts in self._shared.items()}, sorted(steering)]
@@ -257,11 +256,6 @@ class RankSync(Boundary):
                 f"would no longer be the same: {by_rank}."
             )
         return SKIP_STEP if most == SKIP_STEP.strength else signal
-
-
-def _switched_off(hooks: Any) -> list[Listener]:
-    """Return the listeners of disabled hooks, which may be enabled again."""
-    return [listener for entry in hooks.entries() if not entry.enabled for listener in entry.listeners]
 
 
 def _describe_position(position: int) -> str:
