@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from hookline.engine.changes import change_table
-from hookline.engine.cost import cost_table
 from hookline.engine.slots import failure_source
 from hookline.reliability.loader_advice import check_waiting
 from hookline.reliability.model_location import model_line_after_failure, show_model
@@ -241,7 +240,7 @@ def show_costs(run: Run) -> None:
 
     In a notebook the cost and the times are folded below one line.
     """
-    s, watch = run.state, run.state.hooks.stopwatch
+    s = run.state
     if not run.options.enable_progress_bar or run.stage != "fit" or s.rank:
         return
     if s.timings is None or not s.timings.batches:
@@ -249,8 +248,7 @@ def show_costs(run: Run) -> None:
     costs, file = run.participants.costs, notice_file()
     times = f"Time: {s.timings}"
     if any(row.hook != "progress_bar" for row in costs):
-        is_audited = s.hooks.recorded_changes is not None
-        text = cost_table(costs, watch.seconds, watch.counted_twice, is_audited=is_audited)
+        text = costs.table()
         if in_notebook():
             from hookline.util.notebook import escape, show_folded
 
