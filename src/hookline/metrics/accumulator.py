@@ -76,9 +76,8 @@ class Accumulator:
     def compute(self) -> Any:
         """Return the reduced value so far, a tensor on its device or a number; None if there is no value."""
         self.fold()
-        if self.total is None:
-            return None
-        return self.total / self.count if self.reduce == "mean" and self.count else self.total
+        is_weighted = self.is_mean and self.total is not None and self.count
+        return self.total / self.count if is_weighted else self.total
 
 
 def _reduce(values: list[Any], weights: list[float], reduce: str) -> Any:

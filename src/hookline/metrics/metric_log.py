@@ -49,7 +49,14 @@ class Metrics(UserDict[str, float]):
 
     def __getitem__(self, key: str) -> float:
         if key not in self.data:
-            raise MissingMetric(_no_metric(key, self.data))
+            known = ", ".join(self.data) or "none yet"
+            if isinstance(key, str):
+                raise MissingMetric(f"There is no metric {key!r}.{closest(key, self.data)} Metrics: {known}.")
+            name = next(iter(self.data), "val/loss")  # Lightning has a mapping for each loader, by its index
+            raise MissingMetric(
+                f"The metrics of all loaders are one mapping by name: [{name!r}], not [{key!r}]. Metrics: "
+                f"{known}."
+            )
         if type(self.data[key]) is not float:
             self.read()
         value: float = self.data[key]
@@ -68,15 +75,6 @@ class Metrics(UserDict[str, float]):
         from hookline.util.notebook import table  # only a notebook calls this
 
         return table(("metric", "value"), ((key, f"{value:.6g}") for key, value in self.read().items()))
-
-
-def _no_metric(key: object, values: Mapping[str, Any]) -> str:
-    """Return the error for a metric that is not there. A number is the index of a loader, as in Lightning."""
-    known = ", ".join(values) or "none yet"
-    if isinstance(key, str):
-        return f"There is no metric {key!r}.{closest(key, values)} Metrics: {known}."
-    name = next(iter(values), "val/loss")
-    return f"The metrics of all loaders are one mapping by name: [{name!r}], not [{key!r}]. Metrics: {known}."
 
 
 def read_all(values: Mapping[str, Any]) -> dict[str, float]:
@@ -285,8 +283,8 @@ class MetricLog:
         parts = {}
         for name, value in row.items():
             reduce, plain = self._reductions.get(name, "mean"), self._plain.get(name)
-            part = reduce, value * self.weight if reduce == "mean" else value, self.weight
-            parts[name if plain is None else f"{name}{KNOWN_AS}{plain}"] = part
+            known_as = name if plain is None else f"{name}{KNOWN_AS}{plain}"
+            parts[known_as] = (reduce, value * self.weight if reduce == "mean" else value, self.weight)
         return parts
 
     def store_reduced(self, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -309,7 +307,8 @@ class MetricLog:
             if self.mode != "now":
                 self._objects[self.mode, name] = value
                 return None
-            value = _computed(value)
+            metric, value = value, _value_of(value)
+            metric.reset()
         elif not isinstance(value, bool | int | float):
             try:
                 value = float("" if isinstance(value, str | bytes) else value)
@@ -346,8 +345,8 @@ class MetricLog:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the accumulators."""
         self.train_loss = Accumulator.from_state(state["train_loss"])
-        self._means.clear()
-        self._means |= {name: Accumulator.from_state(each) for name, each in state["means"].items()}
+        means = {name: Accumulator.from_state(each) for name, each in state["means"].items()}
+        self._means = defaultdict(Accumulator, means)
         self._by_loader["train"] = {
             name: Accumulator.from_state(each) for name, each in state["by_loader"].items()
         }
@@ -457,26 +456,20 @@ def _computed_by_all(known: dict[str, Any], objects: dict[str, Any], pool: Pool)
     if not any(type(value) is tuple for value in known.values()):
         return values
     return values | pool(
-        {name: ("mean", value, 1.0) for name, value in values.items() if not _is_many(value)}
+        {
+            name: ("mean", value, 1.0)
+            for name, value in values.items()
+            if not isinstance(value, Tensor) or value.numel() == 1
+        }
     )
-
-
-def _is_many(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.numel() != 1
 
 
 def _check_reduction(name: str, reduce: str) -> None:
     if reduce not in REDUCTIONS:
-        allowed = ", ".join(REDUCTIONS)
         raise HooklineError(
-            f"log({name!r}, reduce={reduce!r}): allowed are {allowed}.{closest(reduce, REDUCTIONS)}"
+            f"log({name!r}, reduce={reduce!r}): allowed are {', '.join(REDUCTIONS)}."
+            f"{closest(reduce, REDUCTIONS)}"
         )
-
-
-def _computed(metric: Any) -> Any:
-    value = _value_of(metric)
-    metric.reset()
-    return value
 
 
 def _value_of(metric: Any) -> Any:

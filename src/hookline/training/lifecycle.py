@@ -240,17 +240,11 @@ def finish_fit(run: Run) -> None:
     run.boundary.sync_point()
     save_due(run)
     finish_saving(run)
-    if not run.strategy.ranks.alone and run.state.hooks.recorded_changes is not None:
-        share_changes(run)
+    changes = run.state.hooks.recorded_changes
+    if not run.strategy.ranks.alone and changes is not None:  # the table of the audit is of all ranks
+        for rows in run.strategy.ranks.gather([row.data() for row in changes.rows()]):
+            changes.include(rows)
     record_end(run)
-
-
-def share_changes(run: Run) -> None:
-    """Add what the hooks of other ranks have changed to the table of the audit."""
-    table = run.state.hooks.recorded_changes
-    assert table is not None
-    for rows in run.strategy.ranks.gather([row.data() for row in table.rows()]):
-        table.include(rows)
 
 
 def save_after_failure(run: Run) -> list[BaseException]:
@@ -423,7 +417,9 @@ class RunParticipants(LateHooks[Run]):
         run, s = self.run, self.run.state
         check_inference_mode(run)
         install_actions(run)
-        for hook in _hooks_as_list(run.plan.configure_hooks(s)):
+        given = run.plan.configure_hooks(s)
+        hooks = given if isinstance(given, list | tuple) else [] if given is None else [given]
+        for hook in hooks:
             self.handles.append(
                 s.hooks.add(hook)
             )  # one by one, so that `leave` removes them if one is refused
@@ -518,12 +514,6 @@ def release_log(run: Run) -> None:
     else:
         run.state.logger.release()
     begin_record(run)  # the loggers may have created the directory
-
-
-def _hooks_as_list(returned: Any) -> list[Any]:
-    if returned is None:
-        return []
-    return list(returned) if isinstance(returned, list | tuple) else [returned]
 
 
 @contextlib.contextmanager

@@ -37,8 +37,7 @@ class ManualStep(TrainStep):
         run, s = self.run, self.state
         if run.traits.scaler is not None and run.manual.unscaled:
             run.traits.scaler.update()
-            run.manual.unscaled.clear()
-            run.manual.stepped.clear()
+            run.manual.forget_scaling()
         loss = s.current.returned
         if isinstance(loss, dict):
             log_numbers(run, loss)
@@ -128,8 +127,7 @@ class ManualOptimizer:
             return not run.traits.skips_nonfinite or closure is not None or self._is_finite()
         if id(self.optimizer) in run.manual.stepped:  # a second step in one batch
             scaler.update()
-            run.manual.unscaled.clear()
-            run.manual.stepped.clear()
+            run.manual.forget_scaling()
         run.manual.stepped.add(id(self.optimizer))
         return not unscale_once(run, self.optimizer)
 

@@ -33,8 +33,8 @@ class RankSync(Boundary):
         self.ranks = run.strategy.ranks
         self.stop = False
         """Whether the ranks have agreed to stop; `should_stop` of the state is this rank's own request."""
-        self.steers_batches = False
-        """Whether a hook on some rank may end an epoch for all ranks."""
+        self.waits_for_signals = False
+        """Whether a hook on some rank may end an epoch for all ranks, so that they exchange its signals."""
         self.steers_updates = False
         """Whether a hook on some rank may skip an update for all ranks."""
         self.polls = 0
@@ -60,11 +60,6 @@ class RankSync(Boundary):
     def is_stopping(self) -> bool:
         """Whether the ranks have agreed to stop."""
         return self.stop
-
-    @property
-    def waits_for_signals(self) -> bool:  # type: ignore[override]
-        """Whether all ranks exchange the signals that hooks return before a batch."""
-        return self.steers_batches
 
     @property
     def signal_filters(self) -> tuple[Callable[[Signal | None], Signal | None], ...]:
@@ -220,7 +215,7 @@ class RankSync(Boundary):
                 wanted[event] = wanted.get(event, frozenset()).union(names)
         self.run.plan.agree_on_wants(wanted)
         steering = {event for _, events in of_all for event in events}
-        self.steers_batches, self.steers_updates = (event in steering for event in STEERED)
+        self.waits_for_signals, self.steers_updates = (event in steering for event in STEERED)
 
     def refuse(self, signal: Signal) -> Never:
         """Raise, because a hook that was just added returned a signal that the other ranks do not expect."""
@@ -235,7 +230,7 @@ class RankSync(Boundary):
 
         A skipped batch is skipped on its own rank; on all ranks if the forward pass communicates.
         """
-        if not self.steers_batches:
+        if not self.waits_for_signals:
             return signal if signal is None else self.refuse(signal)
         most = self.ranks.largest((0 if signal is None else signal.strength,)).read()[0]
         if most and self.run.strategy.forward_communicates:
