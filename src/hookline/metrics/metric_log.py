@@ -442,11 +442,8 @@ def _computed_by_all(known: dict[str, Any], objects: dict[str, Any], pool: Pool)
     have it, and how many there are.
     """
     values: dict[str, Any] = {}
-    for name in sorted(name for name, value in known.items() if type(value) is tuple):
-        having, world_size = known[name]
-        metric = objects.get(name)
-        if metric is None:
-            continue
+    for name in sorted(name for name, value in known.items() if type(value) is tuple and name in objects):
+        (having, world_size), metric = known[name], objects[name]
         if having < world_size and hasattr(metric, "sync_on_compute"):
             before, metric.sync_on_compute = metric.sync_on_compute, False
             values[name] = _value_of(metric)

@@ -9,7 +9,7 @@ import re
 import shlex
 import textwrap
 import urllib.parse
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 _WORD = re.compile(r"""[^\s'"<>]+""")
@@ -79,19 +79,27 @@ def _secrets(url: str) -> set[str]:
     return {form for form in forms if len(form) >= _SHORTEST}
 
 
+def linked_errors(error: BaseException | None, *links: str) -> Iterator[BaseException]:
+    """Yield an error and those that it refers to, each once. links: attributes with an error or several."""
+    seen, waiting = set[int](), [error]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, BaseException) and id(each) not in seen:
+            seen.add(id(each))
+            yield each
+            for link in links:
+                found = getattr(each, link, None)
+                waiting += found if isinstance(found, tuple | list) else [found]
+
+
 def holds_secret(error: BaseException, url: str = "") -> bool:
     """Return whether an error or one of its causes has text that `redact` would change. Such an error must
     not be shown as a cause.
     """
-    seen: list[BaseException] = []
-    remaining: list[BaseException | None] = [error]
-    while remaining:
-        cause = remaining.pop()
-        if cause is not None and not any(cause is known for known in seen):
-            seen.append(cause)
-            remaining += [cause.__cause__, cause.__context__]
     texts = [
-        text for each in seen for text in (str(each), repr(each), *map(str, getattr(each, "__notes__", ())))
+        text
+        for each in linked_errors(error, "__cause__", "__context__")
+        for text in (str(each), repr(each), *map(str, getattr(each, "__notes__", ())))
     ]
     return any(redact(text, url) != text for text in texts)
 
@@ -172,10 +180,9 @@ def format_number(value: Any) -> str:
 
 def format_size(count: int) -> str:
     """Return a number of bytes in a suitable unit."""
-    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= factor:
-            return f"{count / factor:.1f} {unit}"
-    return f"{count} B"
+    units = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
+    unit, factor = next((each for each in units if count >= each[1]), ("B", 1))
+    return f"{count} B" if factor == 1 else f"{count / factor:.1f} {unit}"
 
 
 def list_some(names: Iterable[str], most: int = 5) -> str:
