@@ -572,7 +572,7 @@ MOST_STATEMENTS = {
     "digests": 1313,
     "distributed": 1551,
     "engine": 3266,
-    "hooks": 7285,
+    "hooks": 7286,
     "interop": 10995,
     "loggers": 2114,
     "metrics": 544,
@@ -582,7 +582,7 @@ MOST_STATEMENTS = {
     "run": 4934,
     "testing": 198,
     "tracing": 868,
-    "training": 6773,
+    "training": 6775,
     "util": 840,
     "watch": 305,
 }

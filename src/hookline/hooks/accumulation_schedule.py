@@ -91,7 +91,8 @@ class AccumulationSchedule(Hook):
     def on_train_start(self, state: Any) -> None:
         self._set(state)
 
-    on_train_epoch_start = on_train_start
+    def on_train_epoch_start(self, state: Any) -> None:
+        self._set(state)
 
     def _after_update(self, step: int, state: Any) -> None:
         if step >= self._due:

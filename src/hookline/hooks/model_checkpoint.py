@@ -115,9 +115,10 @@ class ModelCheckpoint(Hook):
         self.dirpath = Path("checkpoints" if dirpath is None or self.url else dirpath)
         if ".." in self.dirpath.parts:
             raise OptionError(
-                f"{WHO}: dirpath={str(dirpath)!r} must stay inside the run's directory: '..' is refused.",
+                f"{WHO}: dirpath={str(self.dirpath)!r} must stay inside the run's directory: '..' is "
+                "refused.",
                 option="dirpath",
-                value=str(dirpath),
+                value=str(self.dirpath),
             )
         self.every_n_epochs = self._triggers(every_n_train_steps, every_n_epochs, train_time_interval)
         self.needs_metrics = tuple(filter(None, [monitor, *self.filename.metrics])) if strict else ()

@@ -114,8 +114,10 @@ class UpdateParts:
 
     def measure_norm_early(self) -> bool:
         """Measure the gradient norm for on_before_optimizer_step; `drop_early_norm` drops it again."""
-        self._norm_before = self.state.optimization.norm_tensor
-        return self.measure_norm()
+        optimization = self.state.optimization
+        self._norm_before = optimization.norm_tensor
+        optimization.add_norm(total_norm([optimization.optimizer]))
+        return True
 
     def drop_early_norm(self) -> None:
         """Drop the early norm before the gradients are clipped, because clipping adds the same norm."""
