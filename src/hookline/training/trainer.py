@@ -319,9 +319,7 @@ class Trainer(RunView):
         """Return the object whose steps the run calls: the module, its adapter, or one for a plain module."""
         steps = module if isinstance(module, Module) else adopt_steps(module)
         if steps is None:
-            if loss is None and step is None and self._last is not None and self._last.module is module:
-                return self._last.steps.again(optimizer)  # type: ignore[attr-defined]
-            return PlainSteps(module, loss, step, optimizer)
+            return self._plain_steps(module, loss, step, optimizer)
         if loss is not None or step is not None:
             raise OptionError(
                 f"loss= and step= are for plain nn.Modules; the steps of {type(module).__name__} are its own."
@@ -329,6 +327,11 @@ class Trainer(RunView):
         if optimizer is not None:
             use_optimizer(module, optimizer)
         return steps
+
+    def _plain_steps(self, module: nn.Module, loss: Any, step: Any, optimizer: Any) -> PlainSteps:
+        if loss is None and step is None and self._last is not None and self._last.module is module:
+            return self._last.steps.again(optimizer)  # type: ignore[attr-defined,no-any-return]
+        return PlainSteps(module, loss, step, optimizer)
 
     def _finish(self, run: Run, body: Callable[[Run], T]) -> T:
         """Make `run` the current run and run its lifecycle around `body`."""
