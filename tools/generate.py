@@ -26,14 +26,18 @@ from hookline.hooks._instruments import COUNTERS, LOGGED, PREFIX, SKIPPED
 
 ROOT = Path(__file__).resolve().parent.parent
 BASES = {
+    "CommonMethods": ("", "HMS", "Every event that hooks, modules and strategies can listen to."),
+    "EventMethods": ("CommonMethods", "HM", "Every event that hooks and modules can listen to."),
     "HookMethods": (
+        "EventMethods",
         "H",
         "Every event that a hook can listen to. Override with any subset of an event's facts as parameters.",
     ),
-    "ModuleMethods": ("M", "Every event that a module can listen to."),
-    "DataMethods": ("D", "Every event that a data module can listen to."),
-    "StrategyMethods": ("S", "Every event that a strategy can listen to."),
+    "ModuleMethods": ("EventMethods", "M", "Every event that a module can listen to."),
+    "DataMethods": ("", "D", "Every event that a data module can listen to."),
+    "StrategyMethods": ("CommonMethods", "S", "Every event that a strategy can listen to."),
 }
+"""The classes with a method for each event: their base, and the receivers that all listen to the event."""
 
 
 def returned(event: Event) -> str:
@@ -62,36 +66,46 @@ def methods() -> str:
         "",
         "from typing import Any, ClassVar",
     ]
-    for base, (receiver, doc) in BASES.items():
+    written: dict[str, dict[str, list[str]]] = {"": {}}
+    for name, (base, receivers, doc) in BASES.items():
+        first, *others = map(event_methods, receivers)
+        shared = {each: lines for each, lines in first.items() if all(o.get(each) == lines for o in others)}
+        written[name] = written[base] | shared
         out += [
             "",
             "",
-            f"class {base}:",
+            f"class {name}({base}):" if base else f"class {name}:",
             f'    """{doc}"""',
             "",
             "    __hookline_base__: ClassVar[bool] = True",
         ]
-        for event in rows():
-            if receiver in event.receivers and not event.action:
-                name = event.name
-                if (
-                    not name.startswith("on_") and event.spellings
-                ):  # one receiver's share of a method they all have
-                    name = event.spellings[0]
-                facts = f"Facts: {', '.join(event.facts)}." if event.facts else ""
-                value = returned(event)
-                text = " ".join(filter(None, [event.doc, facts, value and f"{value[0].upper()}{value[1:]}."]))
-                lines = textwrap.wrap(text, 108)
-                out += ["", f"    def {name}(self, *args: Any, **kwargs: Any) -> Any:"]
-                if len(lines) == 1:
-                    out += [f'        """{lines[0]}"""']
-                else:
-                    out += [
-                        f'        """{lines[0]}',
-                        *(f"        {line}" for line in lines[1:]),
-                        '        """',
-                    ]
+        for each, lines in shared.items():
+            if written[base].get(each) != lines:
+                out += ["", *lines]
     return "\n".join(out) + "\n"
+
+
+def event_methods(receiver: str) -> dict[str, list[str]]:
+    """Return the methods of a receiver as lines of source, by name."""
+    found: dict[str, list[str]] = {}
+    for event in rows():
+        if receiver in event.receivers and not event.action:
+            name = event.name
+            if (
+                not name.startswith("on_") and event.spellings
+            ):  # one receiver's share of a method they all have
+                name = event.spellings[0]
+            facts = f"Facts: {', '.join(event.facts)}." if event.facts else ""
+            value = returned(event)
+            text = " ".join(filter(None, [event.doc, facts, value and f"{value[0].upper()}{value[1:]}."]))
+            lines = textwrap.wrap(text, 108)
+            more = [f"        {line}" for line in [*lines[1:], '"""']] if len(lines) > 1 else []
+            found[name] = [
+                f"    def {name}(self, *args: Any, **kwargs: Any) -> Any:",
+                f'        """{lines[0]}' + ("" if more else '"""'),
+                *more,
+            ]
+    return found
 
 
 def lifecycle() -> str:

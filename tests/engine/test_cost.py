@@ -11,7 +11,7 @@ import pytest
 from tiny import Net, batches, quiet
 
 from hookline import Hook, Trainer
-from hookline.engine.cost import SHOWN_COSTS, Cost, Costs, cost_table, format_seconds, slow_hooks
+from hookline.engine.cost import SHOWN_COSTS, Cost, Costs, format_seconds, slow_hooks
 
 
 class Slow(Hook):
@@ -99,10 +99,10 @@ def test_the_log_has_the_table_with_the_hooks_that_the_module_brought():
 
 def test_only_the_most_expensive_rows_are_shown_and_the_rest_is_summed_up():
     rows = [Cost(f"hook_{n}", "on_step_end", 10, 1 / (n + 1), 0.1, 0.01) for n in range(SHOWN_COSTS + 3)]
-    text = cost_table(rows, 100.0)
+    text = Costs(rows, 100.0).table()
     assert f"hook_{SHOWN_COSTS - 1}" in text and f"hook_{SHOWN_COSTS} " not in text
     assert "and 3 more" in text
-    text = cost_table(rows[:1], 0.5)  # most of it before the training
+    text = Costs(rows[:1], 0.5).table()  # most of it before the training
     assert text.startswith("Hooks took 1.0 s, what they do before it included; the training took 500.0 ms:")
 
 

@@ -108,7 +108,7 @@ for strategy in ("ddp", "fsdp"):
                               hooks=[seen, guard, ModelCheckpoint(every_n_train_steps=4 if action == "rollback" else 12, save_top_k=-1)])
             trainer.fit(Net(), data(20))
             found[name] = {"guard": guard.state_dict(), "seen": seen.batches, "weights": weights(trainer), "step": trainer.global_step,
-                           "own": max(seen.losses[20:]), "hooks": trainer.hooks.list_hooks(), "steers": trainer._last.boundary.steers_batches}
+                           "own": max(seen.losses[20:]), "hooks": trainer.hooks.list_hooks(), "steers": trainer._last.boundary.waits_for_signals}
 json.dump(found, open(f"spiked-{RANK}.json", "w"))
 """
 

@@ -14,11 +14,11 @@ from torch import Tensor
 
 def move(batch: Any, device: torch.device) -> Any:
     """Return the same structure with every tensor, and every object with `.to`, on the device."""
-
-    def to_device(part: Any) -> Any:
-        return part.to(device, non_blocking=True) if isinstance(part, Tensor) else part.to(device)
-
-    return _map_parts(batch, lambda part: hasattr(part, "to"), to_device)
+    return _map_parts(
+        batch,
+        lambda part: hasattr(part, "to"),
+        lambda part: part.to(device, non_blocking=True) if isinstance(part, Tensor) else part.to(device),
+    )
 
 
 def map_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -249,7 +249,7 @@ class Loader:
             before_reading = (
                 functools.partial(self._save_state, itertools.count(position))
                 if self.reader.state_is_current
-                else _do_nothing
+                else lambda: None  # the position alone determines the state
             )
             source = OwnSource(
                 self.name, before_reading, lambda: self.reader.any_batch(key_of(self.seed or 0, self.name))
@@ -371,10 +371,6 @@ class Loader:
             self._restored = saved
 
 
-def _do_nothing() -> None:
-    """Do nothing: the position alone determines the state."""
-
-
 def set_epoch(source: Any, epoch: int) -> None:
     """Call `set_epoch` of the samplers and the dataset of a loader; of the source if not a DataLoader."""
     batch_sampler = getattr(source, "batch_sampler", None)
@@ -444,9 +440,8 @@ def make_loaders(
 
 def _is_loader(value: Any) -> bool:
     """Return whether an item of a list is a loader, not a batch: it is iterable and not an array."""
-    if hasattr(value, "shape") or isinstance(value, list | tuple | Mapping | str | bytes):
-        return False
-    return hasattr(value, "__iter__")
+    is_batch = hasattr(value, "shape") or isinstance(value, list | tuple | Mapping | str | bytes)
+    return hasattr(value, "__iter__") and not is_batch
 
 
 def _is_pair(source: Any) -> bool:

@@ -110,7 +110,11 @@ class MixedLoader:
         self._finish_passes()
         self._streams = {}
         if self._seed is None:  # drawn now, because a draw during the epoch would change the model's numbers
-            self._seed = self.sharding.ranks.from_zero(self._draw_seed() if seed is None else seed)
+            if seed is None and not all(
+                isinstance(each.reader, ListReader) for each in self.loaders.values()
+            ):
+                seed = int(torch.randint(2**62, ()).item())  # else there is nothing to shuffle
+            self._seed = self.sharding.ranks.from_zero(seed)
         if self._restored:
             self._reopen_passes()
         if self.cursor.epoch != epoch or (position == 0 and self.cursor.position):
@@ -138,7 +142,11 @@ class MixedLoader:
                 self.turned(cursor.position - 1)
                 del self._streams[index]
                 if (batch := next(self._stream(index, name), END)) is END:
-                    self._refuse_excluded(name)
+                    if excluded := self.loaders[name].exclusions.samples:
+                        raise OptionError(
+                            f"The training loader {name!r} has no batch: {len(excluded)} of its samples are "
+                            "excluded."
+                        )
                     cursor.ended(index)  # raises, because the loader is empty
             self._newest = (name, 0, 0)
             self._newest_index = index
@@ -184,18 +192,6 @@ class MixedLoader:
                 f"The training loader {name!r} ended after {read} of {loader.length} batches. "
                 "Check whether its dataset raises StopIteration."
             )
-
-    def _refuse_excluded(self, name: str) -> None:
-        """Raise if a loader is empty because its samples are excluded."""
-        if excluded := self.loaders[name].exclusions.samples:
-            raise OptionError(
-                f"The training loader {name!r} has no batch: {len(excluded)} of its samples are excluded."
-            )
-
-    def _draw_seed(self) -> int | None:
-        if all(isinstance(each.reader, ListReader) for each in self.loaders.values()):
-            return None  # nothing to shuffle
-        return int(torch.randint(2**62, ()).item())
 
     def _unread(self) -> dict[str, Any]:
         """Return the open passes of the checkpoint from which nothing has been read since."""

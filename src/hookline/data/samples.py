@@ -12,17 +12,12 @@ import functools
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import (
-    RandomSampler,
-    Sampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from hookline.data.exclusions import Exclusions, without
@@ -62,12 +57,12 @@ class Sample(NamedTuple):
 
 def describe_loader(loader: Loader) -> dict[str, Any]:
     """Return everything that determines the order of a loader, as plain data."""
-    plan, reader, source = loader.shard_plan, loader.reader, loader.source
+    plan, reader, source, ranks = loader.shard_plan, loader.reader, loader.source, loader.sharding.ranks
     found: dict[str, Any] = {
         "kind": reader.kind,
         "seed": loader.seed,
-        "ranks": loader.sharding.ranks.data_size,
-        "shared": plan.world_size == loader.sharding.ranks.data_size,
+        "ranks": ranks.data_size,
+        "shared": plan.world_size == ranks.data_size,
         "size": plan.size,
         "of_samples": plan.of_samples,
         "drops_short": plan.drops_short,
@@ -83,7 +78,11 @@ def describe_loader(loader: Loader) -> dict[str, Any]:
     if not reader.in_order:
         return {**found, "why": "in_order=False, so the workers determine the order of the batches"}
     sampler = reader.order.sampler.sampler if plan.of_samples else reader.order.sampler
-    if not found["shared"] and not _is_of_rank(sampler, loader):
+    # a sampler that gives each rank its part, so that the parts of the others are known too
+    is_of_rank = type(sampler) is DistributedSampler and (
+        (sampler.num_replicas, sampler.rank) == (ranks.data_size, ranks.data_rank)
+    )
+    if not found["shared"] and not is_of_rank:
         return {**found, "why": "each rank has its own source, and only a DistributedSampler is known here"}
     described = _describe_sampler(sampler)
     if described is None:
@@ -96,15 +95,6 @@ def describe_loader(loader: Loader) -> dict[str, Any]:
         found["sampler"] = described
         found["has_generator"] = getattr(sampler, "generator", None) is not None
     return found
-
-
-def _is_of_rank(sampler: Any, loader: Loader) -> bool:
-    """Return whether a sampler gives each rank its part, so that the parts of the others are known too."""
-    ranks = loader.sharding.ranks
-    return type(sampler) is DistributedSampler and (sampler.num_replicas, sampler.rank) == (
-        ranks.data_size,
-        ranks.data_rank,
-    )
 
 
 def _describe_sampler(sampler: Any) -> dict[str, Any] | None:
@@ -163,10 +153,6 @@ def _pack_small(values: Any) -> str | None:
     return text if len(text) <= MOST_BYTES else None
 
 
-def _pack(data: bytes) -> str:
-    return base64.b64encode(zlib.compress(data)).decode("ascii")
-
-
 def _unpack(text: str) -> bytes:
     return zlib.decompress(base64.b64decode(text))
 
@@ -183,7 +169,7 @@ def generator_states(loader: Loader) -> dict[str, str]:
         return {}
     loader.keep_generator_states()
     return {
-        str(number): _pack(states[names[0]].numpy().tobytes())
+        str(number): base64.b64encode(zlib.compress(states[names[0]].numpy().tobytes())).decode("ascii")
         for number, states in loader.generator_states.items()
         if names[0] in states
     }
@@ -246,7 +232,8 @@ class LoaderOrder:
     def _draw(self, number: int, rank: int) -> Units:
         """Return a pass without the excluded samples."""
         sampler = self._sampler(number, rank)
-        set_epoch(_Samplers(sampler), number)
+        # it expects a loader
+        set_epoch(SimpleNamespace(sampler=sampler, batch_sampler=getattr(sampler, "sampler", None)), number)
         with OwnStream(key_of(self.known["seed"] or 0, number, self.name)):
             cuts = self.exclusions.cuts(number)
             if isinstance(sampler, range) and not cuts:
@@ -288,7 +275,14 @@ class LoaderOrder:
             drawn = known["drawn"] if known["replacement"] or known["drawn"] != known["samples"] else None
             return RandomSampler(range(known["samples"]), known["replacement"], drawn, generator)
         if kind == "DistributedSampler":
-            return _distributed(known, known["rank"] if self.known["shared"] else rank)
+            return DistributedSampler(
+                range(known["samples"]),  # type: ignore[arg-type]  # it reads the length only
+                known["ranks"],
+                known["rank"] if self.known["shared"] else rank,
+                known["shuffle"],
+                known["seed"],
+                known["drop_last"],
+            )
         values = np.frombuffer(_unpack(known["values"]), known["type"]).tolist()
         if kind == "WeightedRandomSampler":
             return WeightedRandomSampler(values, known["drawn"], known["replacement"], generator)
@@ -353,24 +347,6 @@ class LoaderOrder:
                 )
             put_back({name: copies[name]}, {name: states[known[0]]})
         return copied  # type: ignore[no-any-return]
-
-
-class _Samplers:
-    """What `set_epoch` expects: an object with a sampler."""
-
-    def __init__(self, sampler: Any) -> None:
-        self.sampler, self.batch_sampler = sampler, getattr(sampler, "sampler", None)
-
-
-def _distributed(known: dict[str, Any], rank: int) -> Sampler[int]:
-    return DistributedSampler(
-        range(known["samples"]),  # type: ignore[arg-type]  # it reads the length only
-        known["ranks"],
-        rank,
-        known["shuffle"],
-        known["seed"],
-        known["drop_last"],
-    )
 
 
 def _as_indices(name: str, drawn: Any) -> list[int]:

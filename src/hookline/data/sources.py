@@ -76,12 +76,12 @@ def shards_itself(source: Any) -> bool:
     """
     parts = [source, *(getattr(source, name, None) for name in ("dataset", "sampler", "batch_sampler"))]
     parts.append(getattr(parts[-1], "sampler", None))
-    if any(getattr(each, "shards_itself", False) is True or knows_ranks(each) for each in parts):
-        return True
     return any(
-        isinstance(getattr(each, name, None), int)
+        getattr(each, "shards_itself", False) is True
+        or knows_ranks(each)
+        or isinstance(getattr(each, "num_replicas", None), int)
+        or isinstance(getattr(each, "num_processes", None), int)
         for each in parts
-        for name in ("num_replicas", "num_processes")
     )
 
 

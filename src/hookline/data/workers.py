@@ -134,7 +134,7 @@ def block_signals() -> None:
     if not hasattr(signal, "sigwaitinfo"):
         return
     for number in (signal.SIGINT, signal.SIGUSR1):
-        signal.signal(number, _ignore_signal)
+        signal.signal(number, lambda number, frame: None)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGUSR1})  # see starting_workers
     threading.Thread(target=_wait_for_parent_sigterm, name="hookline-signals", daemon=True).start()
@@ -242,10 +242,6 @@ def end_workers(batches: Any) -> None:
             log.warning("The worker process %s (%s) did not end and is killed.", worker.pid, worker.name)
             worker.kill()
             worker.join(KILL_TIMEOUT)
-
-
-def _ignore_signal(number: int, frame: Any) -> None:
-    pass
 
 
 def _wait_for_parent_sigterm() -> None:

@@ -140,46 +140,58 @@ def apply_rule(name: str, rule: Rule, value: Any) -> Any:
         raise
 
 
-class AtLeast:
+class Check:
+    """A check of one value. wanted: the allowed values in words."""
+
+    def __init__(self, wanted: str) -> None:
+        self.wanted = wanted
+
+    def allows(self, value: Any) -> bool:
+        """Return whether the value is allowed."""
+        raise NotImplementedError
+
+    def __call__(self, name: str, value: Any) -> Any:
+        """Return the value, or raise."""
+        if not self.allows(value):
+            raise refused(name, value, self.wanted)
+        return value
+
+
+class AtLeast(Check):
     """A whole number of at least `least`. wanted: other words for the allowed values."""
 
     def __init__(self, least: int, wanted: str = "") -> None:
-        self.least = least
-        self.wanted = wanted or f"a whole number from {least}{' (-1: no limit)' * (least == -1)}"
-        self.schema = {"minimum": least}
+        super().__init__(wanted or f"a whole number from {least}{' (-1: no limit)' * (least == -1)}")
+        self.least, self.schema = least, {"minimum": least}
 
-    def __call__(self, name: str, value: Any) -> int:
-        """Return the value, or raise."""
-        if not isinstance(value, int) or isinstance(value, bool) or value < self.least:
-            raise refused(name, value, self.wanted)
-        return value
+    def allows(self, value: Any) -> bool:
+        """Return whether the value is a whole number that is large enough."""
+        return isinstance(value, int) and not isinstance(value, bool) and value >= self.least
 
 
 class Count(AtLeast):
     """A whole number from `least` on that fits a machine integer, such as the length of a queue."""
 
-    def __call__(self, name: str, value: Any) -> int:
+    def __call__(self, name: str, value: Any) -> Any:
         """Return the value, or raise."""
         if isinstance(value, int) and value >= sys.maxsize:
             raise refused(name, value, f"{self.wanted} to {sys.maxsize - 1}")
         return super().__call__(name, value)
 
 
-class Number:
+class Number(Check):
     """A finite number within limits."""
 
     def __init__(self, least: float = -math.inf, most: float = math.inf) -> None:
         self.least, self.most = least, most
         limits = f" from {least:g}" * (least > -math.inf) + f" to {most:g}" * (most < math.inf)
-        self.wanted = f"a number{limits}"
+        super().__init__(f"a number{limits}")
         self.schema = {"minimum": least} if least > -math.inf else {}
         self.schema |= {"maximum": most} if most < math.inf else {}
 
-    def __call__(self, name: str, value: Any) -> float:
-        """Return the value, or raise."""
-        if not is_number(value) or not math.isfinite(value) or not self.least <= value <= self.most:
-            raise refused(name, value, self.wanted)
-        return value  # type: ignore[no-any-return]
+    def allows(self, value: Any) -> bool:
+        """Return whether the value is a finite number within the limits."""
+        return is_number(value) and math.isfinite(value) and self.least <= value <= self.most
 
 
 class Timeout(Number):
@@ -214,37 +226,31 @@ class Several:
         return names
 
 
-class Above:
+class Above(Check):
     """A number above a limit, up to `most`. otherwise: what else is allowed."""
 
     def __init__(self, limit: float, otherwise: str = "", most: float = math.inf) -> None:
-        self.limit, self.most, self.wanted = limit, most, f"a number above {limit:g}{otherwise}"
-        self.schema = {"exclusiveMinimum": limit}
+        super().__init__(f"a number above {limit:g}{otherwise}")
+        self.limit, self.most, self.schema = limit, most, {"exclusiveMinimum": limit}
 
-    def __call__(self, name: str, value: Any) -> float:
-        """Return the value, or raise."""
-        if not (is_number(value) and self.limit < value <= self.most):
-            raise refused(name, value, self.wanted)
-        return value  # type: ignore[no-any-return]
+    def allows(self, value: Any) -> bool:
+        """Return whether the value is a number within the limits."""
+        return is_number(value) and self.limit < value <= self.most
 
 
-class Portion:
+class Portion(Check):
     """A number of batches, or a fraction of them. zero: whether 0 is allowed."""
 
     def __init__(self, zero: bool = True) -> None:
+        super().__init__(
+            "a number of batches (a whole number) or a fraction of them (a float from 0.0 to 1.0)"
+        )
         self.zero, self.schema = zero, {"minimum" if zero else "exclusiveMinimum": 0}
 
-    def __call__(self, name: str, value: Any) -> int | float:
-        """Return the value, or raise."""
-        whole = isinstance(value, int) and not isinstance(value, bool) and value >= (0 if self.zero else 1)
-        fraction = isinstance(value, float) and (0.0 if self.zero else 1e-12) <= value <= 1.0
-        if not (whole or fraction):
-            raise refused(
-                name,
-                value,
-                "a number of batches (a whole number) or a fraction of them (a float from 0.0 to 1.0)",
-            )
-        return value  # type: ignore[no-any-return]
+    def allows(self, value: Any) -> bool:
+        """Return whether the value is such a number or fraction."""
+        is_large_enough = is_number(value) and (value >= 0 if self.zero else value >= 1e-12)
+        return is_large_enough and (isinstance(value, int) or value <= 1.0)
 
 
 class Duration:
@@ -261,30 +267,20 @@ class Duration:
         return seconds
 
 
-class Function:
+class Function(Check):
     """A callable."""
 
-    def __init__(self, wanted: str) -> None:
-        self.wanted = wanted
-
-    def __call__(self, name: str, value: Any) -> Callable[..., Any]:
-        """Return the value, or raise."""
-        if not callable(value):
-            raise refused(name, value, self.wanted)
-        return value  # type: ignore[no-any-return]
+    def allows(self, value: Any) -> bool:
+        """Return whether the value can be called."""
+        return callable(value)
 
 
-class Table:
+class Table(Check):
     """A dictionary of named values."""
 
-    def __init__(self, wanted: str) -> None:
-        self.wanted = wanted
-
-    def __call__(self, name: str, value: Any) -> dict[str, Any]:
-        """Return the value, or raise."""
-        if not isinstance(value, dict) or not all(isinstance(each, str) for each in value):
-            raise refused(name, value, self.wanted)
-        return value
+    def allows(self, value: Any) -> bool:
+        """Return whether the value is a dictionary whose keys are texts."""
+        return isinstance(value, dict) and all(isinstance(each, str) for each in value)
 
 
 class OnDisk:

@@ -120,23 +120,30 @@ class Costs(list[Cost]):
         """A line about where the time of the run went, below the table; empty: none."""
 
     def __str__(self) -> str:
-        counted = sum(row.share >= LEAST_SHARE for row in self)
-        most = max(counted, SHOWN_COSTS)
-        table = cost_table(self, self.seconds, self.counted_twice, most, self.is_audited, self.stage)
-        return "\n".join(filter(None, (table, self.times)))
+        most = max(sum(row.share >= LEAST_SHARE for row in self), SHOWN_COSTS)
+        return "\n".join(filter(None, (self.table(most), self.times)))
 
     def _repr_html_(self) -> str:
         return self.html(most=len(self))
+
+    def table(self, most: int = SHOWN_COSTS) -> str:
+        """Return the most expensive rows as text, and the slow hooks by name. most: the number of rows.
+
+        The time of a row includes hooks that ran inside its calls, and the audit if there is one.
+        """
+        from hookline.util.text import align_columns  # not needed until the end of a run
+
+        cells = [COLUMNS, *map(_cost_cells, self[:most])]
+        lines = [*align_columns(cells, left=2), *self._lines_below(most)]
+        return "\n".join([self._head(), *(f"  {line}" for line in lines)])
 
     def html(self, most: int = SHOWN_COSTS) -> str:
         """Return the most expensive rows as a table for a notebook. most: the number of rows."""
         from hookline.util.notebook import escape, table  # only a notebook calls this
 
-        head = _cost_head(self, self.seconds, self.counted_twice, self.stage)
-        rows = map(_cost_cells, self[:most])
-        below = [*_rest_lines(self[most:]), *_slow_lines(self, self.is_audited, self.stage)]
-        lines = "".join(f"<div>{escape(line)}</div>" for line in [*below, *filter(None, [self.times])])
-        return f"<div>{escape(head)}</div>{table(COLUMNS, rows)}{lines}"
+        below = [*self._lines_below(most), *filter(None, [self.times])]
+        lines = "".join(f"<div>{escape(line)}</div>" for line in below)
+        return f"<div>{escape(self._head())}</div>{table(COLUMNS, map(_cost_cells, self[:most]))}{lines}"
 
     def headline(self) -> str:
         """Return the cost in one line, with the most expensive hooks, and the progress bar if it is one."""
@@ -144,61 +151,37 @@ class Costs(list[Cost]):
         for row in self:
             shares[row.hook] = shares.get(row.hook, 0.0) + row.share
         first = sorted(shares, key=lambda name: -shares[name])[:HEADLINE_HOOKS]
-        total = sum(row.seconds for row in self) - self.counted_twice
         named = ", ".join(f"{name} {shares[name]:.1%}" for name in first)
-        share = total / self.seconds if self.seconds else 0.0
+        share = self._total() / self.seconds if self.seconds else 0.0
         return f"Hooks took {share:.1%} of the training time{': ' if named else ''}{named}"
 
+    def _total(self) -> float:
+        return sum(row.seconds for row in self) - self.counted_twice
 
-def cost_table(
-    rows: Sequence[Cost],
-    seconds: float,
-    counted_twice: float = 0.0,
-    most: int = SHOWN_COSTS,
-    is_audited: bool = False,
-    stage: str = "fit",
-) -> str:
-    """Return the most expensive rows as text, and the slow hooks by name. most: the number of rows.
+    def _head(self) -> str:
+        """Return the line above the rows."""
+        total, is_fit = self._total(), self.stage == "fit"
+        of, included = ("training", ", validation and saving included") if is_fit else (f"{self.stage}()", "")
+        took, time_of_run = f"Hooks took {format_seconds(total)}", format_seconds(self.seconds)
+        if total > self.seconds:  # such as the search of a LearningRateFinder
+            return f"{took}, what they do before it included; {'the ' * is_fit}{of} took {time_of_run}:"
+        share = f", {total / self.seconds:.1%}" if self.seconds else ""
+        return f"{took} of {time_of_run} of {of}{share}{included}:"
 
-    The time of a row includes hooks that ran inside its calls. is_audited: it also includes the audit, so no
-    hook is called slow.
-    """
-    from hookline.util.text import align_columns  # not needed until the end of a run
-
-    cells = [COLUMNS, *map(_cost_cells, rows[:most])]
-    lines = [_cost_head(rows, seconds, counted_twice, stage)]
-    lines += [f"  {line}" for line in align_columns(cells, left=2)]
-    below = (*_rest_lines(rows[most:]), *_slow_lines(rows, is_audited, stage))
-    return "\n".join([*lines, *(f"  {line}" for line in below)])
+    def _lines_below(self, most: int) -> list[str]:
+        """Return the lines below so many rows: what the others took, and the slow hooks."""
+        rest, of = self[most:], "training time" if self.stage == "fit" else f"time of {self.stage}()"
+        total = format_seconds(sum(row.seconds for row in rest))
+        lines = [f"and {len(rest)} more, {total} in total: list(trainer.hooks.cost())"] if rest else []
+        if self.is_audited:
+            return [*lines, "The times include the audit; without audit=True the hooks are faster."]
+        slow = slow_hooks(self).items()
+        return [*lines, *(f"slow: {name}, {min(share, 1):.0%} of the {of}" for name, share in slow)]
 
 
 def _cost_cells(row: Cost) -> tuple[str, ...]:
     times = map(format_seconds, (row.seconds, row.mean, row.worst))
     return (row.hook, row.event, str(row.calls), *times, f"{row.share:.1%}")
-
-
-def _cost_head(rows: Sequence[Cost], seconds: float, counted_twice: float, stage: str) -> str:
-    total = sum(row.seconds for row in rows) - counted_twice
-    if total > seconds:  # such as the search of a LearningRateFinder
-        return (
-            f"Hooks took {format_seconds(total)}, what they do before it included; "
-            f"{'the training' if stage == 'fit' else f'{stage}()'} took {format_seconds(seconds)}:"
-        )
-    share = f", {total / seconds:.1%}" if seconds else ""
-    of, included = ("training", ", validation and saving included") if stage == "fit" else (f"{stage}()", "")
-    return f"Hooks took {format_seconds(total)} of {format_seconds(seconds)} of {of}{share}{included}:"
-
-
-def _rest_lines(rest: Sequence[Cost]) -> list[str]:
-    total = format_seconds(sum(row.seconds for row in rest))
-    return [f"and {len(rest)} more, {total} in total: list(trainer.hooks.cost())"] if rest else []
-
-
-def _slow_lines(rows: Sequence[Cost], is_audited: bool, stage: str) -> list[str]:
-    if is_audited:
-        return ["The times include the audit; without audit=True the hooks are faster."]
-    of = "training time" if stage == "fit" else f"time of {stage}()"
-    return [f"slow: {name}, {min(share, 1):.0%} of the {of}" for name, share in slow_hooks(rows).items()]
 
 
 def slow_hooks(rows: Sequence[Cost]) -> dict[str, float]:

@@ -256,6 +256,10 @@ def _has_listeners(node: Node | ExplainedEvent) -> bool:
     )
 
 
+def _shown(node: Node, everything: bool) -> list[Node | ExplainedEvent]:
+    return [child for child in node.children if everything or _has_listeners(child)]
+
+
 def _short_origin(origin: str) -> str:
     """Return a place relative to this directory, or in an installed package relative to its folder; else the
     name of the file.
@@ -286,7 +290,7 @@ def _format_listener(listener: dict[str, Any]) -> str:
 
 
 def _draw_tree(node: Node, indent: str, everything: bool) -> Iterator[str]:
-    shown = [child for child in node.children if everything or _has_listeners(child)]
+    shown = _shown(node, everything)
     for index, child in enumerate(shown):
         last = index == len(shown) - 1
         deeper = indent + ("   " if last else "│  ")
@@ -304,9 +308,7 @@ def _draw_html(node: Node, everything: bool, is_root: bool = True) -> str:
     from hookline.util.notebook import NESTED, escape, foldable
 
     parts = []
-    for child in node.children:
-        if not (everything or _has_listeners(child)):
-            continue
+    for child in _shown(node, everything):
         if isinstance(child, Node):
             parts.append(_draw_html(child, everything, is_root=False))
         else:
@@ -323,9 +325,7 @@ def _title(moment: ExplainedEvent) -> str:
 
 
 def _fill_rich_tree(tree: Any, node: Node, text: Any, everything: bool) -> None:
-    for child in node.children:
-        if not (everything or _has_listeners(child)):
-            continue
+    for child in _shown(node, everything):
         if isinstance(child, Node):
             _fill_rich_tree(tree.add(text(child.title, "italic")), child, text, everything)
         else:

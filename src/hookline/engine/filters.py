@@ -42,6 +42,8 @@ class Filter:
     facts: tuple[str, ...] = ()
     counts: bool = False
     """Whether it must be evaluated at every event to keep its count."""
+    saved: tuple[str, ...] = ()
+    """The attributes that a checkpoint keeps."""
 
     def ready(self, s: Any) -> bool:
         """Return whether to call the listener now."""
@@ -52,10 +54,12 @@ class Filter:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the count so far."""
-        return {}
+        return {name: getattr(self, name) for name in self.saved}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the count."""
+        for name in self.saved:
+            setattr(self, name, state[name])
 
 
 def parse_interval(interval: int | str, what: str, from_zero: bool = False) -> tuple[float, str]:
@@ -99,15 +103,15 @@ class _CountFilter(Filter):
     """Fires once when the count reaches a multiple of n, and not again while the count stays there."""
 
     counts = True
+    saved = ("passed",)
 
     def __init__(self, interval: int | str) -> None:
         number, unit = parse_interval(interval, "every")
         self.n = int(number)
         self.facts = (UNITS[unit],) if unit in UNITS else ()
         self.count = attrgetter(UNITS[unit]) if unit in UNITS else None
-        self.text = f"every {interval}"
-        if not isinstance(interval, str):
-            self.text += " call" if interval == 1 else " calls"
+        calls = "" if isinstance(interval, str) else " call" if interval == 1 else " calls"
+        self.text = f"every {interval}{calls}"
         self.passed: int | None = None if self.count else 0
 
     def ready(self, s: Any) -> bool:
@@ -124,12 +128,6 @@ class _CountFilter(Filter):
 
     def begin(self, s: Any) -> None:
         self.passed = self.count(s) // self.n if self.count else 0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"passed": self.passed}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.passed = state["passed"]
 
 
 class _TimeFilter(Filter):
@@ -161,6 +159,7 @@ class _OnceFilter(Filter):
     """Fires the first time only, also across resumes."""
 
     text = "once"
+    saved = ("done",)
 
     def __init__(self) -> None:
         self.done = False
@@ -174,17 +173,12 @@ class _OnceFilter(Filter):
     def begin(self, s: Any) -> None:
         self.done = False
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"done": self.done}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.done = state["done"]
-
 
 class _BoundFilter(Filter):
     """Fires only after, or only before, a count or a time since the run began."""
 
     counts = True
+    saved = ("calls",)
 
     def __init__(self, limit: int | str, after: bool) -> None:
         word = "after" if after else "before"
@@ -210,12 +204,6 @@ class _BoundFilter(Filter):
     def begin(self, s: Any) -> None:
         self.calls = 0
         self.started = s.clock()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"calls": self.calls}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.calls = state["calls"]
 
 
 class PredicateFilter(Filter):

@@ -250,14 +250,14 @@ class HookList:
 
     def entry(self, name: str) -> Entry:
         """Return the entry of this name; raise with the known names if there is none."""
-        known = ", ".join(self._entries) or "none"
-        if not isinstance(name, str):
+        if name not in self._entries:
+            known = ", ".join(self._entries) or "none"
             raise HookError(
-                f"hooks[{name!r}]: a hook is found by its name. Hooks: {known}. In a list, "
+                f"There is no hook named {name!r}.{closest(name, self._entries)} Hooks: {known}."
+                if isinstance(name, str)
+                else f"hooks[{name!r}]: a hook is found by its name. Hooks: {known}. In a list, "
                 "list(trainer.hooks), they have numbers."
             )
-        if name not in self._entries:
-            raise HookError(f"There is no hook named {name!r}.{closest(name, self._entries)} Hooks: {known}.")
         return self._entries[name]
 
     def check_event(self, name: str) -> None:

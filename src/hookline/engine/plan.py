@@ -38,11 +38,6 @@ def noop(s: Any) -> None:
     """Do nothing: the slot of an event without listeners."""
 
 
-def untraced(listener: Listener, call: Caller) -> Caller:
-    """Return the call unchanged: the trace of a plan without tracers."""
-    return call
-
-
 class Plan:
     """One slot per event. A change of hooks drops the affected slots; each is composed again when it is next
     read.
@@ -232,7 +227,7 @@ class Plan:
             if event.name not in self._actions:
                 return self._traced_slot(event, noop)
             _, build = self._actions[event.name]
-            return self._traced_slot(event, build(self._traced if self.tracers else untraced))
+            return self._traced_slot(event, build(self._traced))
         listeners = self.listeners(event.name)
         if event.either and any(each.receiver == "D" for each in listeners):
             listeners = [each for each in listeners if each.receiver != "M"]
@@ -241,7 +236,7 @@ class Plan:
 
     def caller(self, listener: Listener) -> Caller:
         """Return a listener's call with its filters, budget, tracers and error policy."""
-        return listener.caller(self.accounting, self.disable, self._traced if self.tracers else untraced)
+        return listener.caller(self.accounting, self.disable, self._traced)
 
     def call(self, listener: Listener, s: Any) -> Any:
         """Call one listener outside the slot of its event."""

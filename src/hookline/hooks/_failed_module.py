@@ -218,12 +218,8 @@ def live_tensors() -> list[Tensor]:
     from torch._subclasses.fake_tensor import FakeTensor  # takes long to load, and only a failure needs it
 
     found = [each for each in gc.get_objects() if issubclass(type(each), Tensor)]
-    return [each for each in found if not isinstance(each, FakeTensor) and not _has_symbols(each)]
-
-
-def _has_symbols(tensor: Tensor) -> bool:
-    """Return whether a size is a symbol, as in a nested tensor."""
-    return tensor.is_nested or any(type(size) is not int for size in tensor.shape)
+    found = [each for each in found if not isinstance(each, FakeTensor) and not each.is_nested]
+    return [each for each in found if all(type(size) is int for size in each.shape)]  # no symbols
 
 
 def _parameters_in_graphs() -> set[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 from hookline.engine.checks import AtLeast, checked_parameters, refused
@@ -47,7 +48,7 @@ class AccumulationSchedule(Hook):
 
     def batches_at(self, step: int, epoch: int) -> int | None:
         """Return the batches per update after so many steps and epochs; None before the first moment."""
-        found: int | None = current_value(self.moments, _Counts(step, epoch))
+        found: int | None = current_value(self.moments, SimpleNamespace(step=step, epochs_seen=epoch))
         return found
 
     def count_updates(self, batches: int, epochs: int, own: int, most: float = math.inf) -> int:
@@ -102,10 +103,3 @@ class AccumulationSchedule(Hook):
         batches = current_value(self.moments, state)
         if batches is not None and batches != state.trainer.accumulate_grad_batches:
             state.trainer.accumulate_grad_batches = batches
-
-
-class _Counts:
-    """The counts of a state that moments are compared with."""
-
-    def __init__(self, step: int, epoch: int) -> None:
-        self.step, self.epochs_seen = step, epoch

@@ -105,20 +105,17 @@ class FreezeSchedule(Hook):
                 parameter.requires_grad_(False)
                 parameter.grad = None
                 self._frozen.setdefault(moments, {})[name] = parameter
-        self._refuse_if_nothing_is_left(module)
+        if self._frozen and not any(each.requires_grad for each in module.parameters()):
+            raise HookError(
+                f"{self._describe_frozen()}. {type(module).__name__} has no other trainable parameter, so no "
+                "loss could be differentiated: leave out of the schedule what is to train from the start."
+            )
         if self.batchnorm_eval:
             for path, layer in module.named_modules():
                 moments = self._moments_of(f"{path}.weight")
                 if isinstance(layer, _BatchNorm) and layer.training and _is_early(moments, state):
                     layer.eval()
                     self._in_eval_mode.setdefault(moments, {})[path] = layer
-
-    def _refuse_if_nothing_is_left(self, module: nn.Module) -> None:
-        if self._frozen and not any(each.requires_grad for each in module.parameters()):
-            raise HookError(
-                f"{self._describe_frozen()}. {type(module).__name__} has no other trainable parameter, so no "
-                "loss could be differentiated: leave out of the schedule what is to train from the start."
-            )
 
     def _describe_frozen(self) -> str:
         """Return the frozen parameters and their patterns in words."""

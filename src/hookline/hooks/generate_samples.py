@@ -109,7 +109,8 @@ class GenerateSamples(Hook):
                 value=self.ranks,
             )
         if self.generate is not None:
-            self._call = functools.partial(_call_function, self.generate, module, self.options)
+            function = self.generate
+            self._call = lambda prompt: function(module, prompt, **self.options)
         else:
             self._call = self._find_call(module)
 
@@ -225,18 +226,17 @@ class GenerateSamples(Hook):
 # ---- calls -------------------------------------------------------------------------------------------------
 
 
-def _call_function(
-    function: Callable[..., Any], module: nn.Module, options: dict[str, Any], prompt: Any
-) -> Any:
-    return function(module, prompt, **options)
-
-
 def _call_model(model: Any, tokenizer: Any, options: dict[str, Any], prompt: Any) -> Any:
     """Call `generate` of a model, with its tokens if there is a tokenizer."""
     if tokenizer is None or not isinstance(prompt, str):
-        made = model.generate(**prompt, **options) if _is_table(prompt) else model.generate(prompt, **options)
+        made = (
+            model.generate(**prompt, **options)
+            if isinstance(prompt, Mapping)
+            else model.generate(prompt, **options)
+        )
     else:
-        encoded = move(dict(tokenizer(prompt, return_tensors="pt")), _device_of(model))
+        device = next((each.device for each in model.parameters()), torch.device("cpu"))
+        encoded = move(dict(tokenizer(prompt, return_tensors="pt")), device)
         if not hasattr(model, "generation_config"):  # a model with a `generate` of its own takes the tokens
             made = model.generate(encoded["input_ids"], **options)
         else:
@@ -256,15 +256,6 @@ def _with_padding(model: Any, tokenizer: Any, options: dict[str, Any]) -> dict[s
     if model.generation_config.pad_token_id is not None or known is None:
         return options
     return {"pad_token_id": known, **options}
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    first = next(iter(model.parameters()), None)
-    return torch.device("cpu") if first is None else first.device
-
-
-def _is_table(value: Any) -> bool:
-    return isinstance(value, Mapping)
 
 
 def _is_tokens(value: Any) -> bool:

@@ -107,7 +107,10 @@ class HealthCheck(Hook):
         self._logger, self._epoch = logger, epoch
         self._store.set(f"{self._run}/{self._check}/{self._ranks.rank}", "")
         self._wait(self._ranks.largest((0,)), step)
-        known = self._ranks.gather_numbers([self._own, self._batches, _sum_of_rates(optimizers)])
+        rates = [group.get("lr") for optimizer in optimizers or () for group in optimizer.param_groups]
+        # reading a tensor would wait for the device
+        sum_of_rates = float(sum(each for each in rates if isinstance(each, int | float)))
+        known = self._ranks.gather_numbers([self._own, self._batches, sum_of_rates])
         self.seconds = [own / batches if batches else 0.0 for own, batches, _ in known]
         self._own, self._batches = 0.0, 0
         self._report_slow(step)
@@ -178,9 +181,3 @@ class HealthCheck(Hook):
 def _is_due(count: int) -> bool:
     """Return whether to report something for the 1st, 2nd, 4th, ... time."""
     return count & (count - 1) == 0
-
-
-def _sum_of_rates(optimizers: Any) -> float:
-    """Return the sum of the learning rates that are numbers. Reading a tensor would wait for the device."""
-    rates = [group.get("lr") for optimizer in optimizers or () for group in optimizer.param_groups]
-    return float(sum(each for each in rates if isinstance(each, int | float)))

@@ -225,12 +225,9 @@ class LRFinder(Hook):
             )
         if self.suggestion is not None:
             log.info("LRFinder suggests a learning rate of %.2g", self.suggestion)
-        if self.plot and len(self.lrs) > 2:
-            self._draw(trainer, logger, step)
-
-    def _draw(self, trainer: Any, logger: Any, step: int) -> None:
-        """Write the figure, which the test does not need: without matplotlib it is left out."""
-        if problem := missing_matplotlib("LRFinder(plot=True)"):
+        if not self.plot or len(self.lrs) <= 2:
+            return
+        if problem := missing_matplotlib("LRFinder(plot=True)"):  # the test does not need the figure
             log.warning("lr_finder.png is left out. %s", problem)
         else:
             save_figure(self.figure(), "lr_finder", trainer.run_dir, logger, step)

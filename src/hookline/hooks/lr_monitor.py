@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, Literal
 
-from torch import Tensor
-
 from hookline.engine.checks import checked_parameters
 from hookline.engine.hook import Hook
+from hookline.run.optimizers import copy_rate
 
 
 class LRMonitor(Hook):
@@ -82,14 +81,14 @@ class LRMonitor(Hook):
             if only is not None and index != only:
                 continue
             for name, group in zip(names, trainer.optimizers[index].param_groups, strict=True):
-                found[name] = _copy_rate(group["lr"])
+                found[name] = copy_rate(group["lr"])
                 betas = group.get("betas")
                 if self.log_momentum:
-                    found[f"{name}-momentum"] = _copy_rate(betas[0] if betas else group.get("momentum", 0.0))
+                    found[f"{name}-momentum"] = copy_rate(betas[0] if betas else group.get("momentum", 0.0))
                     if betas:
-                        found[f"{name}-beta2"] = _copy_rate(betas[1])
+                        found[f"{name}-beta2"] = copy_rate(betas[1])
                 if self.log_weight_decay:
-                    found[f"{name}-weight_decay"] = _copy_rate(group.get("weight_decay", 0.0))
+                    found[f"{name}-weight_decay"] = copy_rate(group.get("weight_decay", 0.0))
         return found
 
 
@@ -114,8 +113,3 @@ def _with_groups(name: str, groups: list[dict[str, Any]]) -> list[str]:
     if len(groups) == 1 and not groups[0].get("name"):
         return [name]
     return [f"{name}/{label}" for label in labels]
-
-
-def _copy_rate(value: Any) -> Any:
-    """Return a copy of a rate that is a tensor, because schedulers change it in place."""
-    return value.detach().clone() if isinstance(value, Tensor) else value

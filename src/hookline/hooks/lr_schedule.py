@@ -14,6 +14,7 @@ from hookline.engine.checks import Count, Number, check_choice, checked_paramete
 from hookline.engine.hook import Hook
 from hookline.hooks._run_length import RunLength
 from hookline.hooks._settings import facts_asked
+from hookline.run.optimizers import copy_rate
 from hookline.util.errors import HookError, OptionError, closest, described
 
 F = TypeVar("F", bound=Callable[..., float])
@@ -218,7 +219,7 @@ class LRSchedule(Hook):
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 # the optimizer's own state keeps it over a resume
-                group.setdefault("initial_lr", _copied(group["lr"]))
+                group.setdefault("initial_lr", copy_rate(group["lr"]))
 
     def prepare_lr_change(self, state: Any) -> None:
         """Write the rates of the coming step, before `hookline control RUN lr` changes them."""
@@ -240,14 +241,14 @@ class LRSchedule(Hook):
             before = self._written[index] if index < len(self._written) else []
             for place, group in enumerate(optimizer.param_groups):
                 if "initial_lr" not in group:  # a group that was added during the run
-                    group["initial_lr"] = _copied(group["lr"])
+                    group["initial_lr"] = copy_rate(group["lr"])
                 elif place < len(before) and before[place] not in (0.0, group["lr"]):
                     group["initial_lr"] = group["initial_lr"] * (group["lr"] / before[place])
                 if isinstance(group["lr"], Tensor):  # the same tensor, because graphs may have captured it
                     group["lr"].copy_(group["initial_lr"] * factor)
                 else:
                     group["lr"] = group["initial_lr"] * factor
-            written.append([_copied(group["lr"]) for group in optimizer.param_groups])
+            written.append([copy_rate(group["lr"]) for group in optimizer.param_groups])
         self._written = written
 
     def state_dict(self) -> dict[str, Any]:
@@ -256,7 +257,3 @@ class LRSchedule(Hook):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._at, self._written = -1, [list(each) for each in state["written"]]
         self._length.load_state_dict(state.get("length", {}))  # checkpoints of earlier versions have none
-
-
-def _copied(rate: Any) -> Any:
-    return rate.clone() if isinstance(rate, Tensor) else rate

@@ -147,7 +147,9 @@ class MemoryMonitor(Hook):
         sections: dict[str, Callable[[], Any]] = {
             "batch": lambda: describe_batch(state.batch),
             "allocator": lambda: allocator_counters(device),
-            "free_and_total_bytes": lambda: _free_and_total(device),
+            "free_and_total_bytes": lambda: (
+                None if device.type in ("cpu", "meta") else list(torch.accelerator.get_memory_info(device))
+            ),
             "peak_process_bytes": peak_process_memory,
             "modules": lambda: _by_module(module, optimizers)[: self.top],
             "tensors": lambda: _largest_tensors(module, optimizers, device)[: self.top],
@@ -294,10 +296,6 @@ def _memory_of(tensor: Tensor) -> tuple[int, int] | None:
         return storage.data_ptr(), storage.nbytes()
     except (RuntimeError, NotImplementedError, TypeError):  # sparse, fake, or of a subclass without memory
         return None
-
-
-def _free_and_total(device: torch.device) -> list[int] | None:
-    return None if device.type in ("cpu", "meta") else list(torch.accelerator.get_memory_info(device))
 
 
 def _of_backend(device: torch.device, function: str) -> Any:

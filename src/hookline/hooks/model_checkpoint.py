@@ -112,7 +112,14 @@ class ModelCheckpoint(Hook):
         self.weights, self.needs_base = weights, weights == "trainable"
         self.filename = FileName("{epoch}-{step}" if filename is None else filename, auto_insert_metric_name)
         self.url = check_url(str(dirpath).rstrip("/"), f"{WHO}: dirpath") if is_url(dirpath) else ""
-        self.dirpath = _check_inside(Path("checkpoints" if dirpath is None or self.url else dirpath))
+        self.dirpath = Path("checkpoints" if dirpath is None or self.url else dirpath)
+        if ".." in self.dirpath.parts:
+            raise OptionError(
+                f"{WHO}: dirpath={str(self.dirpath)!r} must stay inside the run's directory: '..' is "
+                "refused.",
+                option="dirpath",
+                value=str(self.dirpath),
+            )
         self.every_n_epochs = self._triggers(every_n_train_steps, every_n_epochs, train_time_interval)
         self.needs_metrics = tuple(filter(None, [monitor, *self.filename.metrics])) if strict else ()
         checks_validations = save_on_train_epoch_end is False and self.every_n_epochs > 0
@@ -588,13 +595,3 @@ def _check_keeps_best(monitor: str | None, save_top_k: int) -> None:
         raise OptionError(
             f"{WHO}: restore_best=True needs a best checkpoint, and {why}.", option="restore_best", value=True
         )
-
-
-def _check_inside(path: Path) -> Path:
-    if ".." in path.parts:
-        raise OptionError(
-            f"{WHO}: dirpath={str(path)!r} must stay inside the run's directory: '..' is refused.",
-            option="dirpath",
-            value=str(path),
-        )
-    return path

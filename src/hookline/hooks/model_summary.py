@@ -181,7 +181,11 @@ class ModelSummary(Hook):
             self._show(self.of(module), logger, rank)
             return
         options = getattr(trainer, "options", None)
-        if getattr(options, "compile", False) or any(map(_is_compiled, module.modules())):
+        is_compiled = any(
+            each._compiled_call_impl is not None or type(each).__name__ == "OptimizedModule"
+            for each in module.modules()
+        )
+        if getattr(options, "compile", False) or is_compiled:
             raise HookError(
                 "ModelSummary: flops and shapes are measured by hooks on the layers, which change how a "
                 "compiled model is compiled and run. Measure without compile in a short run "
@@ -365,10 +369,6 @@ def _size(tensors: Iterable[Tensor]) -> int:
 
 def _local(tensor: Tensor) -> Tensor:
     return local_part(tensor.detach())
-
-
-def _is_compiled(module: Any) -> bool:
-    return module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
 
 
 # ---- text --------------------------------------------------------------------------------------------------

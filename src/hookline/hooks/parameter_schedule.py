@@ -171,10 +171,12 @@ class ParameterSchedule(Hook):
                         )
 
     def _refuse_schedulers(self, target: Target, optimizer: Any, state: Any) -> None:
+        of_cycles = target.name in ("momentum", "betas")  # which some schedulers of torch write, too
         others = [
             type(each).__name__
             for each in state.schedulers
-            if bare(getattr(each, "optimizer", optimizer)) is bare(optimizer) and _drives(each, target.name)
+            if bare(getattr(each, "optimizer", optimizer)) is bare(optimizer)
+            and (target.name == "lr" or (of_cycles and getattr(each, "cycle_momentum", False)))
         ]
         if target.name == "lr":
             others += [type(each).__name__ for each in state.hooks if isinstance(each, LRSchedule)]
@@ -231,13 +233,6 @@ class ParameterSchedule(Hook):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._start = list(state["start"])
         self.length.load_state_dict(state.get("length", {}))  # checkpoints of earlier versions have none
-
-
-def _drives(scheduler: Any, name: str) -> bool:
-    """Return whether a scheduler of torch writes this hyper-parameter."""
-    return name == "lr" or (
-        name in ("momentum", "betas") and bool(getattr(scheduler, "cycle_momentum", False))
-    )
 
 
 # ---- schedules ---------------------------------------------------------------------------------------------

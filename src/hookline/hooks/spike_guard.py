@@ -275,7 +275,8 @@ class SpikeGuard(Hook):
         is_spike = value is not None and self._is_spike(value)
         # of a loss that stays NaN, the first requests may have found no checkpoint
         self._missed = (self._missed + (self._requested is not None)) * is_spike
-        goes_back = self.action == "rollback" and is_spike and self._goes_back(value)
+        is_due = len(self._series) + 1 == self.patience or not math.isfinite(value or 0.0)
+        goes_back = self.action == "rollback" and is_spike and is_due
         if goes_back and self.rollbacks + self._missed >= self.max_rollbacks:
             # before anything changes: a resume repeats it
             missed = f", and had no checkpoint to go back to {self._missed} times" if self._missed else ""
@@ -320,9 +321,6 @@ class SpikeGuard(Hook):
             self._series.pop()
             self._samples.pop()
             self.spikes -= 1
-
-    def _goes_back(self, value: float | None) -> bool:
-        return len(self._series) + 1 == self.patience or not math.isfinite(value or 0.0)
 
     def _request_rollback(self, state: Any, value: float | None) -> None:
         first, last, count = self._series[0], self._series[-1], len(self._series)

@@ -115,7 +115,7 @@ class UploadCheckpoint(Hook):
             self._fs, self._root = open_url(self._url, self._storage_options)
         except ImportError as error:
             raise HookError(
-                f"UploadCheckpoint: {self._protocol}:// cannot be used: {self._clean(error)}"
+                f"UploadCheckpoint: {self._url.partition('://')[0]}:// cannot be used: {self._clean(error)}"
             ) from None
         except OptionError:
             raise
@@ -248,10 +248,6 @@ class UploadCheckpoint(Hook):
     def _give_up(self, name: str, why: Any) -> None:
         self.failed.append(name)
         log.warning("UploadCheckpoint: %s is not uploaded: %s.", name, self._clean(why))
-
-    @property
-    def _protocol(self) -> str:
-        return self._url.partition("://")[0]
 
     def _clean(self, why: Any) -> str:
         """Return an error's text without the secrets of the URL."""

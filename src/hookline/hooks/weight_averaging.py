@@ -100,7 +100,9 @@ class WeightAveraging(Hook):
         """Begin the averages that there are not yet: all of them, or those that a checkpoint left out."""
         for key, value in live.items():
             if key not in self.averages:
-                self.averages[key] = value.detach().to(_dtype_of(value)).clone()
+                # half precision cannot represent the small steps of an average
+                is_half = value.dtype in (torch.float16, torch.bfloat16)
+                self.averages[key] = value.detach().to(torch.float32 if is_half else value.dtype).clone()
 
     def on_checkpoint_load(self, module: Any) -> None:
         if self.updates:
@@ -183,8 +185,3 @@ class WeightAveraging(Hook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.updates, self.averages, self._is_loaded = state["updates"], dict(state["averages"]), True
-
-
-def _dtype_of(value: Tensor) -> torch.dtype:
-    """Return float32 for half precision, which cannot represent the small steps of an average."""
-    return torch.float32 if value.dtype in (torch.float16, torch.bfloat16) else value.dtype

@@ -76,9 +76,8 @@ class Accumulator:
     def compute(self) -> Any:
         """Return the reduced value so far, a tensor on its device or a number; None if there is no value."""
         self.fold()
-        if self.total is None:
-            return None
-        return self.total / self.count if self.reduce == "mean" and self.count else self.total
+        weight = self.count if self.is_mean and self.count else 1
+        return self.total if self.total is None or weight == 1 else self.total / weight
 
 
 def _reduce(values: list[Any], weights: list[float], reduce: str) -> Any:

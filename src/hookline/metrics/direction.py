@@ -92,9 +92,8 @@ ROUNDING = 2.0**-22
 
 def is_same(score: float, other: float, rounding: float = ROUNDING) -> bool:
     """Return whether two scores are equal but for rounding. Whole numbers, such as steps, are exact."""
-    if score.is_integer() and other.is_integer():
-        return score == other
-    return math.isclose(score, other, rel_tol=rounding)
+    are_whole = score.is_integer() and other.is_integer()
+    return score == other if are_whole else math.isclose(score, other, rel_tol=rounding)
 
 
 def best_first(scores: Mapping[K, float], mode: str, rounding: float = ROUNDING) -> list[K]:
@@ -102,8 +101,6 @@ def best_first(scores: Mapping[K, float], mode: str, rounding: float = ROUNDING)
     levels: dict[K, float] = {}
     level = math.nan
     for key in sorted(scores, key=scores.__getitem__, reverse=mode == "max"):
-        if not is_same(scores[key], level, rounding):
-            level = scores[key]
-        levels[key] = level
+        levels[key] = level = level if is_same(scores[key], level, rounding) else scores[key]
     # sorted() keeps the order of equal ones, also when it sorts in reverse
     return sorted(scores, key=levels.__getitem__, reverse=mode == "max")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections import UserDict, defaultdict
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -21,54 +22,49 @@ Pool = Callable[[dict[str, ValuePart]], dict[str, Any]]
 """Maps this rank's parts to the values of all ranks. The result also has names that only other ranks have."""
 
 
-class Metrics(MutableMapping[str, float]):
+class Metrics(UserDict[str, float]):
     """A mapping of names to floats. Tensors in it are read together when one of them is used.
 
     values: numbers or tensors by name.
     """
 
-    __slots__ = ("_values",)
+    data: dict[str, Any]
 
     def __init__(self, values: Mapping[str, Any] | None = None) -> None:
-        self._values: dict[str, Any] = dict(values or {})
+        self.data = dict(values or {})
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.data[key] = value
 
     def raw(self) -> dict[str, Any]:
         """Return the values as they are, with tensors unread."""
-        return self._values
+        return self.data
 
     def read(self) -> dict[str, float]:
         """Return all values as floats, with one read per device."""
-        self._values.update(
-            read_all({key: value for key, value in self._values.items() if type(value) is not float})
+        self.data.update(
+            read_all({key: value for key, value in self.data.items() if type(value) is not float})
         )
-        return self._values
+        return self.data
 
     def __getitem__(self, key: str) -> float:
-        if key not in self._values:
-            raise MissingMetric(_no_metric(key, self._values))
-        if type(self._values[key]) is not float:
+        if key not in self.data:
+            known = ", ".join(self.data) or "none yet"
+            if isinstance(key, str):
+                raise MissingMetric(f"There is no metric {key!r}.{closest(key, self.data)} Metrics: {known}.")
+            name = next(iter(self.data), "val/loss")  # Lightning has a mapping for each loader, by its index
+            raise MissingMetric(
+                f"The metrics of all loaders are one mapping by name: [{name!r}], not [{key!r}]. Metrics: "
+                f"{known}."
+            )
+        if type(self.data[key]) is not float:
             self.read()
-        value: float = self._values[key]
+        value: float = self.data[key]
         return value
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        self._values[key] = value
-
-    def __delitem__(self, key: str) -> None:
-        del self._values[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._values
 
     def copy(self) -> Metrics:
         """Return a separate mapping with the same values."""
-        return Metrics(self._values)
+        return Metrics(self.data)
 
     def __repr__(self) -> str:
         return repr(self.read())
@@ -79,15 +75,6 @@ class Metrics(MutableMapping[str, float]):
         from hookline.util.notebook import table  # only a notebook calls this
 
         return table(("metric", "value"), ((key, f"{value:.6g}") for key, value in self.read().items()))
-
-
-def _no_metric(key: object, values: Mapping[str, Any]) -> str:
-    """Return the error for a metric that is not there. A number is the index of a loader, as in Lightning."""
-    known = ", ".join(values) or "none yet"
-    if isinstance(key, str):
-        return f"There is no metric {key!r}.{closest(key, values)} Metrics: {known}."
-    name = next(iter(values), "val/loss")
-    return f"The metrics of all loaders are one mapping by name: [{name!r}], not [{key!r}]. Metrics: {known}."
 
 
 def read_all(values: Mapping[str, Any]) -> dict[str, float]:
@@ -184,7 +171,7 @@ class MetricLog:
         self.loader = ""
         """The loader of this batch, if there are several; values are then also reduced per loader."""
         self.train_loss = Accumulator()
-        self._means: dict[str, Accumulator] = {}
+        self._means: defaultdict[str, Accumulator] = defaultdict(Accumulator)
         self._by_loader: dict[str, dict[str, Accumulator]] = {"train": {}, "eval": {}}
         self._keys: dict[str, dict[str, _Key]] = {"train": {}, "eval": {}}
         """How each name is logged, by mode."""
@@ -237,7 +224,7 @@ class MetricLog:
         if key is None:
             key = keys[name] = self._new_key(name, on_step, on_epoch, prog_bar, reduce)
         if key.on_step:
-            self.pending[key.step_name] = self.newest._values[name] = value
+            self.pending[key.step_name] = self.newest.data[name] = value
         if key.epoch is not None:
             key.epoch.add(value, self.weight if batch_size is None else batch_size)
         if key.prog_bar:
@@ -270,17 +257,10 @@ class MetricLog:
 
     def mean(self, name: str, value: Any) -> None:
         """Add a number that a training step returned to its mean over the epoch."""
-        if name not in self._means:
-            self._means[name] = Accumulator()
-        self._means[name].add(value.detach() if isinstance(value, Tensor) else value, self.weight)
+        value = value.detach() if isinstance(value, Tensor) else value
+        self._means[name].add(value, self.weight)
         if self.loader:
-            self.add_of_loader(
-                "train",
-                name,
-                value.detach() if isinstance(value, Tensor) else value,
-                self.weight,
-                self.loader,
-            )
+            self.add_of_loader("train", name, value, self.weight, self.loader)
 
     def _new_key(
         self, name: str, on_step: bool | None, on_epoch: bool | None, prog_bar: bool, reduce: str
@@ -303,8 +283,8 @@ class MetricLog:
         parts = {}
         for name, value in row.items():
             reduce, plain = self._reductions.get(name, "mean"), self._plain.get(name)
-            part = reduce, value * self.weight if reduce == "mean" else value, self.weight
-            parts[name if plain is None else f"{name}{KNOWN_AS}{plain}"] = part
+            known_as = name if plain is None else f"{name}{KNOWN_AS}{plain}"
+            parts[known_as] = (reduce, value * self.weight if reduce == "mean" else value, self.weight)
         return parts
 
     def store_reduced(self, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -327,7 +307,8 @@ class MetricLog:
             if self.mode != "now":
                 self._objects[self.mode, name] = value
                 return None
-            value = _computed(value)
+            metric, value = value, _value_of(value)
+            metric.reset()
         elif not isinstance(value, bool | int | float):
             try:
                 value = float("" if isinstance(value, str | bytes) else value)
@@ -364,7 +345,8 @@ class MetricLog:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the accumulators."""
         self.train_loss = Accumulator.from_state(state["train_loss"])
-        self._means = {name: Accumulator.from_state(each) for name, each in state["means"].items()}
+        means = {name: Accumulator.from_state(each) for name, each in state["means"].items()}
+        self._means = defaultdict(Accumulator, means)
         self._by_loader["train"] = {
             name: Accumulator.from_state(each) for name, each in state["by_loader"].items()
         }
@@ -405,7 +387,7 @@ class MetricLog:
         self._by_loader[mode].clear()
         if mode == "train":
             self.train_loss = Accumulator()
-            self._means = {}
+            self._means.clear()
 
     def finish(
         self, mode: str, pool: Pool | None = None, more: Mapping[str, Accumulator] | None = None
@@ -460,11 +442,8 @@ def _computed_by_all(known: dict[str, Any], objects: dict[str, Any], pool: Pool)
     have it, and how many there are.
     """
     values: dict[str, Any] = {}
-    for name in sorted(name for name, value in known.items() if type(value) is tuple):
-        having, world_size = known[name]
-        metric = objects.get(name)
-        if metric is None:
-            continue
+    for name in sorted(name for name, value in known.items() if type(value) is tuple and name in objects):
+        (having, world_size), metric = known[name], objects[name]
         if having < world_size and hasattr(metric, "sync_on_compute"):
             before, metric.sync_on_compute = metric.sync_on_compute, False
             values[name] = _value_of(metric)
@@ -474,26 +453,20 @@ def _computed_by_all(known: dict[str, Any], objects: dict[str, Any], pool: Pool)
     if not any(type(value) is tuple for value in known.values()):
         return values
     return values | pool(
-        {name: ("mean", value, 1.0) for name, value in values.items() if not _is_many(value)}
+        {
+            name: ("mean", value, 1.0)
+            for name, value in values.items()
+            if not isinstance(value, Tensor) or value.numel() == 1
+        }
     )
-
-
-def _is_many(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.numel() != 1
 
 
 def _check_reduction(name: str, reduce: str) -> None:
     if reduce not in REDUCTIONS:
-        allowed = ", ".join(REDUCTIONS)
         raise HooklineError(
-            f"log({name!r}, reduce={reduce!r}): allowed are {allowed}.{closest(reduce, REDUCTIONS)}"
+            f"log({name!r}, reduce={reduce!r}): allowed are {', '.join(REDUCTIONS)}."
+            f"{closest(reduce, REDUCTIONS)}"
         )
-
-
-def _computed(metric: Any) -> Any:
-    value = _value_of(metric)
-    metric.reset()
-    return value
 
 
 def _value_of(metric: Any) -> Any:

@@ -155,15 +155,10 @@ def how_to_load(module: nn.Module, path: Path | str, hooks: Any) -> str:
     where, name = json.dumps(_as_posix(path), ensure_ascii=False), type(module).__name__
     if isinstance(module, Module) and _can_be_made(module, hooks) and (code := import_of(type(module))):
         return f"{code}; model = {name}.load_from_checkpoint({where})"
-    if _is_of_another_format(path) and getattr(module, "hparams", None):
-        # a LightningModule, whose file has its arguments
+    is_file = not is_url(path) and Path(path).is_file()  # such as Lightning's .ckpt; ours are directories
+    if is_file and getattr(module, "hparams", None):  # a LightningModule, whose file has its arguments
         return f"model = {name}.load_from_checkpoint({where})"
     return f"import hookline; hookline.load_weights(model, {where})  # model: {name}, made as before"
-
-
-def _is_of_another_format(path: Path | str) -> bool:
-    """Return whether a checkpoint is a file, such as Lightning's .ckpt; Hookline's own are directories."""
-    return not is_url(path) and Path(path).is_file()
 
 
 def import_of(cls: type) -> str:
@@ -345,13 +340,13 @@ def load_best(
         best = best_below(chosen, kept=kept)
         path = best["path"] if best is not None else kept.url
     if not path:
-        where = "because no run has begun and the trainer has no run_dir"
-        if folder is not None:
-            where = (
-                f"below {folder}"
-                if folder.is_dir()
-                else f"because run_dir={folder.as_posix()!r} does not exist"
-            )
+        where = (
+            "because no run has begun and the trainer has no run_dir"
+            if folder is None
+            else f"below {folder}"
+            if folder.is_dir()
+            else f"because run_dir={folder.as_posix()!r} does not exist"
+        )
         by = " or ".join(f"{name} with mode={mode!r}" for name, mode in kept_best(hooks.entries()).monitors)
         raise CheckpointError(
             f"load_best(): no monitor has kept a checkpoint{f' for {by}' if by else ''} {where}, and no hook "

@@ -92,7 +92,9 @@ class Signals:
                 return  # the launcher forwards a signal that this process has received itself
             if run.signals.is_handled and number != signal.SIGINT:
                 return  # SLURM sends SIGTERM to a job that is requeued: it ends already, and is not a failure
-            raise _at_once(number)
+            at_once: Any = KeyboardInterrupt() if number == signal.SIGINT else Preempted(number)
+            at_once.__hookline_at_once__ = True  # its traceback is shown
+            raise at_once
         self._first, self._echoes_until = number, time.monotonic() + ECHOES
         name = signal.Signals(number).name
         by = "" if is_alone else f"[rank {rank}] "
@@ -130,13 +132,6 @@ class Signals:
             return self._received.get(timeout=seconds) is None
         except queue.Empty:
             return False
-
-
-def _at_once(number: int) -> BaseException:
-    """Return the exception that ends the run at once, marked so that its traceback is shown."""
-    error: Any = KeyboardInterrupt() if number == signal.SIGINT else Preempted(number)
-    error.__hookline_at_once__ = True
-    return error  # type: ignore[no-any-return]
 
 
 def stop_for_signal(run: Run, number: int) -> None:

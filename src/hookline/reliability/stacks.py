@@ -41,9 +41,8 @@ def waits_for_ranks(stack: list[StackLine], backward: bool = True) -> bool:
     if any(name == _WAIT and file == _RANKS for file, _, name in stack):
         return True
     waiting = (*_WAITING, _RANKS) if backward else (_WAITING[0], _RANKS)
-    for file, _, _ in stack:
-        if file.startswith(waiting):
-            return True
-        if not file.startswith((_TORCH, "<frozen")):
-            return False
-    return False
+    # below the frames of other parts of torch
+    tops = (
+        file for file, _, _ in stack if file.startswith(waiting) or not file.startswith((_TORCH, "<frozen"))
+    )
+    return next(tops, "").startswith(waiting)

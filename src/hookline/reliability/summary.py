@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from hookline.engine.changes import change_table
-from hookline.engine.cost import cost_table
 from hookline.engine.slots import failure_source
 from hookline.reliability.loader_advice import check_waiting
 from hookline.reliability.model_location import model_line_after_failure, show_model
@@ -170,12 +169,17 @@ class Recorded:
             shorten_in_notebook(error)
         if error is None or self._run.stage != "fit" or not self._run.participants.setup_began:
             return
-        if _is_wrong_call(self._run, error):
+        is_inside = (
+            self._run.state.current.interrupted_batch is not None or self._run.failure_monitor is not None
+        )
+        if is_refused(self._run, error) and not is_inside:  # a position says nothing more
             if words := words_about_earlier(self._run):
                 error.add_note(words)
         else:
             summary = EndSummary.of(self._run, error)
-            if isinstance(error, KeyboardInterrupt) and self._run.signals.number and not _is_at_once(error):
+            # after a second Ctrl-C, which ended the run at once, the traceback is of interest
+            is_at_once = getattr(error, "__hookline_at_once__", False)
+            if isinstance(error, KeyboardInterrupt) and self._run.signals.number and not is_at_once:
                 error._render_traceback_ = summary.note().splitlines  # type: ignore[attr-defined]  # IPython shows it
                 error.__traceback__ = None  # it ended in good order: frames below `fit` say nothing
             with contextlib.suppress(AttributeError):  # an exception with slots
@@ -241,7 +245,7 @@ def show_costs(run: Run) -> None:
 
     In a notebook the cost and the times are folded below one line.
     """
-    s, watch = run.state, run.state.hooks.stopwatch
+    s = run.state
     if not run.options.enable_progress_bar or run.stage != "fit" or s.rank:
         return
     if s.timings is None or not s.timings.batches:
@@ -249,8 +253,7 @@ def show_costs(run: Run) -> None:
     costs, file = run.participants.costs, notice_file()
     times = f"Time: {s.timings}"
     if any(row.hook != "progress_bar" for row in costs):
-        is_audited = s.hooks.recorded_changes is not None
-        text = cost_table(costs, watch.seconds, watch.counted_twice, is_audited=is_audited)
+        text = costs.table()
         if in_notebook():
             from hookline.util.notebook import escape, show_folded
 
@@ -359,12 +362,6 @@ def words_about_earlier(run: Run) -> str:
     )
 
 
-def _is_wrong_call(run: Run, error: BaseException) -> bool:
-    """Return whether a new fit was refused before its first batch, so that a position says nothing more."""
-    is_inside = run.state.current.interrupted_batch is not None or run.failure_monitor is not None
-    return is_refused(run, error) and not is_inside
-
-
 def _describe_failure(run: Run, error: BaseException) -> str:
     source, (kind, text) = failure_source(error), _short_text(error, lines=1)
     who = f"in {source.name}, {source.event}, " if source is not None else "at "
@@ -378,11 +375,6 @@ def _describe_failure(run: Run, error: BaseException) -> str:
 def _is_exit(error: BaseException) -> bool:
     """Return whether the program called `sys.exit` during the run."""
     return isinstance(error, SystemExit) and not isinstance(error, Preempted)
-
-
-def _is_at_once(error: BaseException) -> bool:
-    """Return whether a second Ctrl-C ended the run at once, so that the traceback is of interest."""
-    return getattr(error, "__hookline_at_once__", False)
 
 
 def end_summary(error: BaseException) -> EndSummary | None:

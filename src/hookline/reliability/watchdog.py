@@ -140,14 +140,7 @@ class Watchdog:
         self._watcher: threading.Thread | None = None
         self._signal: int | None = None
 
-    def __enter__(self) -> Watchdog:
-        self.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.stop()
-
-    def start(self) -> None:
+    def __enter__(self) -> None:
         """Begin to watch the calling thread. Its stack up to here is not part of the run."""
         if self._timeout is None:
             return
@@ -164,7 +157,7 @@ class Watchdog:
         self._watcher = threading.Thread(target=self._watch, name="hookline-watchdog", daemon=True)
         self._watcher.start()
 
-    def stop(self) -> None:
+    def __exit__(self, *error: object) -> None:
         """Stop watching, and remove the thread and the signal handler."""
         watcher, self._watcher = self._watcher, None
         if watcher is None or os.getpid() != self._process:  # a forked child has no such thread
@@ -312,15 +305,13 @@ class Watchdog:
         error = type("HangError", (HangError,), {"__init__": initialize, "__module__": __name__})
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(error))
 
-    def _is_still_there(self, location: StackLocation) -> bool:
-        """Return whether the run is still in this call; if no call is known, the line may differ."""
-        now = find_location(self._run, self._thread, [])
-        return now.is_same(location if location.call is not None else replace(location, text=now.text))
-
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """Raise in the main thread, where the run hangs, unless the call has just returned."""
-        stay = self._stay
-        if stay is not None and self._is_still_there(stay.location):
+        if (stay := self._stay) is None:
+            return
+        now, known = find_location(self._run, self._thread, []), stay.location
+        # if no call is known, the line may differ
+        if now.is_same(known if known.call is not None else replace(known, text=now.text)):
             raise HangError(self._error(stay))
 
 

@@ -14,8 +14,6 @@ LOGGED = ("options", "module", "device", "precision", "strategy", "hooks", "torc
 """Hyper-parameters that every log has; the others are the module's."""
 
 
-FIRST_GROUP = "optimizers.0.groups.0."
-"""Precedes the settings that the first optimizer had in its first parameter group."""
 NOT_CHOSEN = ("ProgressBar", "ModelSummary", "KeptHParams")
 """Endings of classes of hooks that trainers add themselves, and that do not affect training."""
 
@@ -44,9 +42,9 @@ def recorded_settings(run: RecordedRun) -> dict[str, Any]:
         "machine": {key: machine.get(key) for key in ("world_size", "device", "device_name")}
         if isinstance(machine, dict)
         else None,
+        # what HParams has logged
+        "logged": None if hparams else {key: each for key, each in logged.items() if key not in LOGGED},
     }
-    own = {key: each for key, each in logged.items() if key not in LOGGED}
-    known["logged"] = None if hparams else own  # what HParams has logged
     # A log of an older version may have secrets. The data section has only numbers, and a loader may be
     # called "tokens".
     flat = flatten(
@@ -56,11 +54,13 @@ def recorded_settings(run: RecordedRun) -> dict[str, Any]:
     twice = {f"config.{key}" for key in flat} | {
         f"config.{key}_path" for key in flat if key.endswith(".class")
     }
-    for key in flat:
-        # a resumed run uses the learning rate of its checkpoint, not that of its configuration
-        used = f"{FIRST_GROUP}{key.rpartition('.')[2]}"
-        if key.startswith("config.optimizer.") and used in flat:
-            flat[key] = flat[used]
+    # a resumed run uses the learning rate of its checkpoint, not that of its configuration
+    flat |= {
+        key: flat[used]
+        for key in flat
+        if key.startswith("config.optimizer.")
+        and (used := f"optimizers.0.groups.0.{key.rpartition('.')[2]}") in flat
+    }
     return {
         key: value for key, value in flat.items() if key.rpartition(".")[2] not in PLACES and key not in twice
     }

@@ -239,3 +239,8 @@ def _index_of_optimizer(given: Any, optimizers: list[Optimizer], module: str) ->
         f"wasn't returned ({type(owner).__name__}), so its learning rates have no effect. Return that "
         "optimizer, or make the scheduler from the returned one."
     )
+
+
+def copy_rate(rate: Any) -> Any:
+    """Return a learning rate; copy a tensor, because schedulers change it in place."""
+    return rate.detach().clone() if isinstance(rate, Tensor) else rate

@@ -363,6 +363,11 @@ class Manual:
     backward: Callable[..., None] = lambda loss: None
     optimizers: list[Any] = field(default_factory=list)
 
+    def forget_scaling(self) -> None:
+        """Forget which optimizers have unscaled their gradients and made their steps."""
+        self.unscaled.clear()
+        self.stepped.clear()
+
 
 @dataclass(slots=True, eq=False)
 class Participants:

@@ -12,20 +12,7 @@ from hookline.engine.checks import check_choice
 from hookline.metrics.metric_log import MetricLog, Metrics
 from hookline.run.context import OnceFloat, StepContext
 from hookline.run.optimizers import total_norm
-from hookline.run.state_parts import (
-    BatchFacts,
-    CountFacts,
-    Counts,
-    CurrentBatch,
-    Ending,
-    EndingFacts,
-    Optimization,
-    OptimizationFacts,
-    Setup,
-    SetupFacts,
-    Subject,
-    SubjectFacts,
-)
+from hookline.run.state_parts import PARTS, Counts, CurrentBatch, Ending, Facts, Optimization, Setup, Subject
 from hookline.run.timings import Timings
 from hookline.util.errors import HooklineError, LossError, closest
 
@@ -124,12 +111,12 @@ SAVING = "saving a checkpoint"
 
 OWN_ATTRIBUTES = ("cache", "extras", "log", "nested_validate", "running", "sanity_checking")
 """The attributes that the state itself holds."""
-STATE_PARTS = (Setup, Counts, Ending, CurrentBatch, Optimization, Subject)
+STATE_PARTS = tuple(PARTS.values())
 WRITTEN = frozenset((*OWN_ATTRIBUTES, *(name for part in STATE_PARTS for name in part.__slots__)))
 """The facts that are written; all others are computed from them."""
 
 
-class State(StateMapping, SetupFacts, CountFacts, EndingFacts, BatchFacts, OptimizationFacts, SubjectFacts):
+class State(StateMapping, Facts):
     """The state of a run. Its attributes are facts; it also reads like a dictionary.
 
     As a dictionary it has the keys model, optimizer, device, current_epoch, current_batch_idx, latest_loss,
@@ -137,7 +124,7 @@ class State(StateMapping, SetupFacts, CountFacts, EndingFacts, BatchFacts, Optim
     parts that own them.
     """
 
-    __slots__ = (*OWN_ATTRIBUTES, "counts", "current", "ending", "optimization", "setup", "subject")
+    __slots__ = (*OWN_ATTRIBUTES, *PARTS)
 
     def __init__(self, **facts: Any) -> None:
         """Make a state. facts: by name."""

@@ -1,15 +1,12 @@
-"""The facts of a run in small objects with one owner each. Loops write them; hooks read them in `State`.
-
-Next to each part is a class with its facts as read-only attributes, which `State` inherits.
-"""
+"""The facts of a run in small objects with one owner each. Loops write them; hooks read them in `State`."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -47,30 +44,6 @@ class Setup:
     """Whether all ranks must compute the gradient norm together, because the gradients are sharded."""
 
 
-class SetupFacts:
-    """The facts of `Setup`, to read."""
-
-    __slots__ = ()
-
-    trainer: Any = fact("setup.trainer")
-    shown_trainer: Any = fact("setup.shown_trainer")
-    module: Any = fact("setup.module")
-    wrapped_model: Any = fact("setup.wrapped_model")
-    hooks: Any = fact("setup.hooks")
-    logger: Any = fact("setup.logger")
-    config: Any = fact("setup.config")
-    optimizers: list[Any] = fact("setup.optimizers")
-    schedulers: list[Any] = fact("setup.schedulers")
-    device: Any = fact("setup.device")
-    rank: int = fact("setup.rank")
-    local_rank: int = fact("setup.local_rank")
-    world_size: int = fact("setup.world_size")
-    stage: str = fact("setup.stage")
-    clock: Callable[[], float] = fact("setup.clock")
-    timer: Any = fact("setup.timer")
-    norm_takes_all: bool = fact("setup.norm_takes_all")
-
-
 @dataclass(slots=True, eq=False)
 class Counts:
     """The counters of a run. They count what is finished."""
@@ -104,21 +77,6 @@ class Counts:
     def continue_at(self, step: int, epochs_seen: int, resumed: bool = True) -> None:
         """Set the counters to those of another trainer."""
         self.step, self.epochs_seen, self.resumed = step, epochs_seen, resumed
-
-
-class CountFacts:
-    """The facts of `Counts`, to read."""
-
-    __slots__ = ()
-
-    epoch: int = fact("counts.epoch")
-    epochs_seen: int = fact("counts.epochs_seen")
-    step: int = fact("counts.step")
-    batches_seen: int = fact("counts.batches_seen")
-    samples_seen: int = fact("counts.samples_seen")
-    tokens_seen: int = fact("counts.tokens_seen")
-    batches_in_pass: int = fact("counts.batches_in_pass")
-    resumed: bool = fact("counts.resumed")
 
 
 @dataclass(slots=True, eq=False)
@@ -168,19 +126,6 @@ class Ending:
         self.status, self.stop_reason = status, reason
 
 
-class EndingFacts:
-    """The facts of `Ending`, to read."""
-
-    __slots__ = ()
-
-    should_stop: bool = fact("ending.should_stop")
-    stop_reason: str = fact("ending.stop_reason")
-    status: str = fact("ending.status")
-    exception: BaseException | None = fact("ending.exception")
-    stop_status: str = fact("ending.stop_status")
-    stop_error: BaseException | None = fact("ending.stop_error")
-
-
 @dataclass(slots=True, eq=False)
 class CurrentBatch:
     """The current batch and its loss."""
@@ -222,31 +167,6 @@ class CurrentBatch:
         self.window_losses = self.window_weights = self.shared_loss = None
 
 
-class BatchFacts:
-    """The facts of `CurrentBatch`, to read."""
-
-    __slots__ = ()
-
-    batch: Any = fact("current.batch")
-    fetch_ns: int | None = fact("current.fetch_ns")
-    batch_idx: int = fact("current.batch_idx")
-    dataloader_idx: int = fact("current.dataloader_idx")
-    dataloader_name: str = fact("current.dataloader_name")
-    several_loaders: bool = fact("current.several_loaders")
-    indices_of: Callable[[int], list[int] | None] | None = fact("current.indices_of")
-    interrupted_batch: int | None = fact("current.interrupted_batch")
-    returned: Any = fact("current.returned")
-    live_loss: Any = fact("current.live_loss")
-    scaled_loss: Any = fact("current.scaled_loss")
-    backward_options: dict[str, Any] = fact("current.backward_options")
-    last_loss: Tensor | float | None = fact("current.last_loss")
-    window_losses: list[Any] | None = fact("current.window_losses")
-    window_weights: list[float] | None = fact("current.window_weights")
-    shared_loss: Any = fact("current.shared_loss")
-    predictions: list[Any] = fact("current.predictions")
-    modes: list[Any] = fact("current.modes")
-
-
 @dataclass(slots=True, eq=False)
 class Optimization:
     """The current optimizer and the newest update."""
@@ -273,22 +193,6 @@ class Optimization:
         self.norm_tensor = norm
 
 
-class OptimizationFacts:
-    """The facts of `Optimization`, to read."""
-
-    __slots__ = ()
-
-    norm_tensor: Tensor | None = fact("optimization.norm_tensor")
-    used_lr: float | None = fact("optimization.used_lr")
-    optimizer: Any = fact("optimization.optimizer")
-    optimizer_idx: int = fact("optimization.optimizer_idx")
-    optimizer_closure: Any = fact("optimization.optimizer_closure")
-    gradient_clip_val: float | None = fact("optimization.gradient_clip_val")
-    gradient_clip_algorithm: str = fact("optimization.gradient_clip_algorithm")
-    scheduler: Any = fact("optimization.scheduler")
-    metric: Any = fact("optimization.metric")
-
-
 @dataclass(slots=True, eq=False)
 class Subject:
     """The facts of a single event."""
@@ -304,15 +208,28 @@ class Subject:
     """The facts of an event that the user declared."""
 
 
-class SubjectFacts:
-    """The facts of `Subject`, to read."""
+PARTS: dict[str, Any] = {
+    "setup": Setup,
+    "counts": Counts,
+    "ending": Ending,
+    "current": CurrentBatch,
+    "optimization": Optimization,
+    "subject": Subject,
+}
+"""The parts of a state, by the attribute that holds each."""
 
-    __slots__ = ()
+if TYPE_CHECKING:
 
-    checkpoint: Any = fact("subject.checkpoint")
-    path: Any = fact("subject.path")
-    saved_step: int = fact("subject.saved_step")
-    reason: str = fact("subject.reason")
-    row: Any = fact("subject.row")
-    row_over: str = fact("subject.row_over")
-    own: dict[str, Any] = fact("subject.own")
+    class Facts(Setup, Counts, Ending, CurrentBatch, Optimization, Subject):  # type: ignore[misc]
+        """The facts of all parts as read-only attributes, which `State` inherits."""
+
+else:
+    # such an attribute costs no Python call
+    Facts = type(
+        "Facts",
+        (),
+        {
+            "__slots__": (),
+            **{each.name: fact(f"{part}.{each.name}") for part, cls in PARTS.items() for each in fields(cls)},
+        },
+    )

@@ -176,10 +176,6 @@ def _to_eval(run: Run, what: str) -> Caller:
     return lambda s: run.module.eval()
 
 
-def _to_train(run: Run, what: str) -> Caller:
-    return restore_modes
-
-
 DEFAULTS: dict[str, Callable[[Run, str], Caller]] = {
     "backward": _backward,
     "optimizer_zero_grad": lambda run, what: _clear_gradients,
@@ -188,9 +184,9 @@ DEFAULTS: dict[str, Callable[[Run, str], Caller]] = {
     "on_validation_model_eval": _to_eval,
     "on_test_model_eval": _to_eval,
     "on_predict_model_eval": _to_eval,
-    "on_validation_model_train": _to_train,
-    "on_test_model_train": _to_train,
-    "on_predict_model_train": _to_train,
+    "on_validation_model_train": lambda run, what: restore_modes,
+    "on_test_model_train": lambda run, what: restore_modes,
+    "on_predict_model_train": lambda run, what: restore_modes,
 }
 """Makes the default of an action from the run and the text that the watchdog shows for it."""
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hookline.data.batch import batch_size
 from hookline.engine.plan import Plan, noop
+from hookline.run.optimizers import copy_rate
 from hookline.run.parts import EmittingRun
 from hookline.run.state import State
 from hookline.util.errors import Signal
@@ -252,11 +253,6 @@ class UpdateEvents:
                 windows.note(s.counts.step, s.counts.epoch, s.current.batch_idx)
         if self.plan.on_after_optimizer_step is not noop:
             self.plan.on_after_optimizer_step(s)
-
-
-def copy_rate(rate: Any) -> Any:
-    """Return a learning rate; copy a tensor, because schedulers change it in place."""
-    return rate.detach().clone() if isinstance(rate, Tensor) else rate
 
 
 def report_clip(plan: Plan, s: State) -> None:

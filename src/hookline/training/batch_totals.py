@@ -174,17 +174,21 @@ class SharedLoss:
 log = logging.getLogger("hookline")
 
 
-class BatchWeights:
-    """Measure the weight of each batch of this process, and write it to the window."""
+class WeightedTotals(BatchTotals):
+    """The totals of a weighted window: also measure the weight of each batch, and write it to the window."""
 
-    __slots__ = ("_ranks", "by_tokens", "count_tokens", "rank_batch", "run")
+    __slots__ = ("by_tokens", "count_tokens")
+    shares_rows = True
 
     def __init__(self, run: Run, rank_batch: RankBatch) -> None:
-        self.run = run
-        self.rank_batch = rank_batch
+        super().__init__(run, rank_batch)
         self.by_tokens = run.window.by == "tokens"
         self.count_tokens = WholeCount(run.data.count_tokens)
-        self._ranks = run.strategy.ranks
+
+    def begin(self, s: State, weight: int) -> int:
+        """Measure the weight of this rank's batch; return its number of samples."""
+        self.measure(s.current.batch, 0 if self.rank_batch.is_padding else weight)
+        return super().begin(s, weight)
 
     def measure(self, batch: Any, samples: int) -> None:
         """Measure the weight of a batch of so many samples; 0: it is skipped, or a padding batch."""
@@ -201,17 +205,17 @@ class BatchWeights:
         It keeps scaled losses in the range of unweighted ones, which matters for float16. It is rounded up to
         a power of two, so that it changes no digit of the update.
         """
-        run, window = self.run, self.run.window
-        if self._ranks.alone and run.traits.accumulate == 1:
+        run, window, ranks = self.run, self.run.window, self.run.strategy.ranks
+        if ranks.alone and run.traits.accumulate == 1:
             return weight or 1  # a single batch needs no reference
         if window.unit:
             mean = window.unit / window.correction
         else:  # the first window
-            mean = self._ranks.total([weight]).read()[0] / self._ranks.world_size
+            mean = ranks.total([weight]).read()[0] / ranks.world_size
         fraction, exponent = math.frexp(mean)
         return math.ldexp(1.0, exponent - (fraction == 0.5)) if mean else 1.0
 
-    def keep_gradients_clean(self, loss: Tensor | None) -> Tensor | None:
+    def without_weight(self, loss: Tensor | None) -> Tensor | None:
         """Return the loss to differentiate for a batch of weight 0, which may be NaN: a mean of nothing."""
         run = self.run
         if loss is None or self.rank_batch.is_padding:
@@ -224,75 +228,9 @@ class BatchWeights:
             else None
         )
 
-
-class WeightedBatches:
-    """The totals of a weighted window on one process."""
-
-    __slots__ = ("_samples", "rank_batch", "run", "weights")
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        self.rank_batch = RankBatch()
-        self.weights = BatchWeights(run, self.rank_batch)
-        self._samples = 0
-
-    def begin(self, s: State, weight: int) -> int:
-        """Measure the weight of a batch; return its number of samples."""
-        self._samples = weight
-        self.weights.measure(s.current.batch, weight)
-        return weight
-
-    def without_weight(self, loss: Tensor | None) -> Tensor | None:
-        """Return no loss, because a batch of weight 0 is not differentiated."""
-        return self.weights.keep_gradients_clean(loss)
-
-    def end_backward(self, window: Window, weight: float) -> float:
-        """Record that the backward pass is over; return the weight of the loss in the epoch's mean."""
-        window.factors.append(self.rank_batch.factor)
-        return window.weight
-
-    def count(self, s: State) -> None:
-        """Count the samples and tokens of a finished batch."""
-        s.counts.samples_seen += self._samples
-        if "tokens_seen" in self.run.plan.wanted:
-            s.counts.tokens_seen += (
-                self.run.window.weight if self.weights.by_tokens else self.run.data.count_tokens(s.batch)
-            )
-
-    def end(self, s: State) -> None:
-        """Do nothing: one process has no padding batches."""
-
-    def ask_for_loss(self, s: State) -> None:
-        """Set the weight of each loss in the mean of the window."""
-        s.current.window_weights = self.run.window.factors
-
-    def loss_of_row(self, s: State) -> Any:
-        """Return the window's loss."""
-        return s.mean_of_window()
-
-
-class WeightedTotals(BatchTotals):
-    """The totals of a weighted window on several ranks."""
-
-    __slots__ = ("weights",)
-    shares_rows = True
-
-    def __init__(self, run: Run, rank_batch: RankBatch) -> None:
-        super().__init__(run, rank_batch)
-        self.weights = BatchWeights(run, rank_batch)
-
-    def begin(self, s: State, weight: int) -> int:
-        """Measure the weight of this rank's batch; return its number of samples."""
-        self.weights.measure(s.current.batch, 0 if self.rank_batch.is_padding else weight)
-        return super().begin(s, weight)
-
-    def without_weight(self, loss: Tensor | None) -> Tensor | None:
-        """Return the loss to differentiate for a batch of weight 0."""
-        return self.weights.keep_gradients_clean(loss)
-
     def tokens_of(self, s: State) -> int:
         """Return the number of tokens in this rank's batch, counted once."""
-        return self.run.window.weight if self.weights.by_tokens else super().tokens_of(s)
+        return self.run.window.weight if self.by_tokens else super().tokens_of(s)
 
     def end_backward(self, window: Window, weight: float) -> float:
         """Record that the backward pass is over; return the weight of the loss in the epoch's mean."""
@@ -307,6 +245,28 @@ class WeightedTotals(BatchTotals):
     def loss_weight(self, s: State) -> float:
         """Return the weight of this rank's loss in the mean over ranks, for a window of one batch."""
         return self.run.window.weight
+
+
+class WeightedBatches(WeightedTotals):
+    """The totals of a weighted window on one process, which sums nothing over ranks."""
+
+    __slots__ = ("_samples",)
+
+    def begin(self, s: State, weight: int) -> int:
+        """Measure the weight of a batch; return its number of samples."""
+        self._samples = weight
+        self.measure(s.current.batch, weight)
+        return weight
+
+    def count(self, s: State) -> None:
+        """Count the samples and tokens of a finished batch."""
+        s.counts.samples_seen += self._samples
+        if "tokens_seen" in self.run.plan.wanted:
+            s.counts.tokens_seen += self.tokens_of(s)
+
+    def ask_for_loss(self, s: State) -> None:
+        """Set the weight of each loss in the mean of the window."""
+        s.current.window_weights = self.run.window.factors
 
 
 class WholeCount:
@@ -343,9 +303,9 @@ class WholeCount:
         return int(number)
 
 
-def make_totals(run: Run, sharding: RankSharding) -> BatchTotals | WeightedBatches | None:
+def make_totals(run: Run, sharding: RankSharding) -> BatchTotals | None:
     """Return the totals that this run needs; None on one process with unweighted batches."""
-    is_weighted = run.window.by != "batches"
+    is_weighted, batch = run.window.by != "batches", sharding.rank_batch
     if sharding.ranks.alone:
-        return WeightedBatches(run) if is_weighted else None
-    return WeightedTotals(run, sharding.rank_batch) if is_weighted else BatchTotals(run, sharding.rank_batch)
+        return WeightedBatches(run, RankBatch()) if is_weighted else None
+    return WeightedTotals(run, batch) if is_weighted else BatchTotals(run, batch)

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from hookline.distributed.layer_choice import choose_layers, outermost
 from hookline.engine.listener import overrides
@@ -263,16 +262,6 @@ def why_eager(optimizer: Any) -> str:
     if own is not None and not hasattr(own, "_wrapped_by_lr_sched"):
         return "this object has a step of its own"
     return ""
-
-
-def has_step_hooks(optimizer: Any) -> bool:
-    """Return whether torch calls hooks around this optimizer's step."""
-    return bool(
-        optimizer._optimizer_step_pre_hooks
-        or optimizer._optimizer_step_post_hooks
-        or _global_optimizer_pre_hooks
-        or _global_optimizer_post_hooks
-    )
 
 
 def import_dynamo() -> Any:

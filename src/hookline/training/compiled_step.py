@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from hookline.engine.binding import bind_by_position, publishing
 from hookline.engine.listener import make_listener
@@ -22,7 +23,6 @@ from hookline.training.compile import (
     check_compilable,
     describe_graphs,
     find_splits,
-    has_step_hooks,
     import_dynamo,
     torch_arguments,
     why_eager,
@@ -278,7 +278,12 @@ class CompiledUpdate:
         optimizer = self.optimizer
         if self.refusal:
             step_with_closure(s)
-        elif has_step_hooks(optimizer):
+        elif (
+            optimizer._optimizer_step_pre_hooks
+            or optimizer._optimizer_step_post_hooks
+            or _global_optimizer_pre_hooks
+            or _global_optimizer_post_hooks
+        ):
             self._with_hooks(optimizer)
         else:
             self._update(optimizer)

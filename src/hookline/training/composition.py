@@ -13,18 +13,7 @@ from hookline.training.accumulation import AccumulatedStep, CheckedCountedStep, 
 from hookline.training.backward import Backward, Factor
 from hookline.training.manual import ManualStep
 from hookline.training.step import TrainStep
-from hookline.training.update import (
-    NEEDS_ONE_BATCH,
-    Action,
-    Update,
-    UpdateCheck,
-    clipping,
-    early_norm,
-    fresh_closure,
-    norm_capture,
-    routing,
-    unscaling,
-)
+from hookline.training.update import NEEDS_ONE_BATCH, Action, Update, UpdateCheck, UpdateParts
 from hookline.util.errors import OptionError
 
 
@@ -140,6 +129,7 @@ def _choose_class(run: Run) -> type[TrainStep]:
 def _make_backward(run: Run, divides: bool) -> Backward:
     s, window, router, weights = run.state, run.window, run.data.router, run.data.loss_weights
     factors: list[Factor] = []
+    scale = () if run.traits.scaler is None else (run.traits.scaler.scale,)
     if divides and run.traits.rules.averages_short_windows:
         factors.append(lambda loss: loss if window.size == 1 else loss / window.size)
     elif divides:
@@ -150,7 +140,7 @@ def _make_backward(run: Run, divides: bool) -> Backward:
     if weights is not None:
         factors.append(lambda loss: loss * weights.get(s.dataloader_name, 1.0))
     if router is None:
-        return Backward(run, _scaled(run, factors))
+        return Backward(run, (*factors, *scale))
 
     def set_aside(loss: Tensor) -> Tensor:
         router.set_aside_gradients(s.dataloader_name)
@@ -159,33 +149,28 @@ def _make_backward(run: Run, divides: bool) -> Backward:
     factors.append(set_aside)
     return Backward(
         run,
-        _scaled(run, factors),
+        (*factors, *scale),
         (lambda: router.restore_gradients(s.dataloader_name, window.fed, window.weight),),
     )
 
 
-def _scaled(run: Run, factors: list[Factor]) -> tuple[Factor, ...]:
-    return (*factors, run.traits.scaler.scale) if run.traits.scaler is not None else tuple(factors)
-
-
 def _make_update(run: Run) -> Update:
-    s, router = run.state, run.data.router
+    s, router, parts = run.state, run.data.router, UpdateParts(run)
     checks: list[UpdateCheck] = []
     adjustments: list[Action] = []
     if router is not None:
-        checks.append(routing(run))
+        checks.append(parts.route)
     if run.traits.scaler is not None:
-        checks.append(unscaling(run))
+        checks.append(parts.unscale)
     if run.traits.measures_norm:
-        checks.append(norm_capture(run))
+        checks.append(parts.measure_norm)
     elif run.traits.clips and "grad_norm" in run.plan.wanted_at.get("on_before_optimizer_step", ()):
-        measure, drop = early_norm(run)
-        checks.append(measure)
-        adjustments.append(drop)
+        checks.append(parts.measure_norm_early)
+        adjustments.append(parts.drop_early_norm)
     if run.traits.clips:
-        adjustments.append(clipping(run))
+        adjustments.append(parts.clip)
     if run.traits.recomputes:
-        adjustments.append(fresh_closure(run))
+        adjustments.append(parts.renew_closure)
     return Update(
         run,
         checks=tuple(checks),

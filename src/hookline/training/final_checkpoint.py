@@ -78,7 +78,14 @@ class LastCheckpoint:
 
     def note(self, saved: Saved) -> None:
         """Record the result of a save. The time to the next one counts from here."""
-        is_own = not is_url(saved.path) and (saved.is_automatic or self._has_own_name(saved))
+        known = self.run.directory.existing()
+        # a signal, or a hook such as ModelCheckpoint(save_last=True), may have this path
+        has_own_name = (
+            known is not None
+            and saved.reason in OWN_REASONS
+            and Path(saved.path) == known / "checkpoints" / LAST
+        )
+        is_own = not is_url(saved.path) and (saved.is_automatic or has_own_name)
         if is_own:
             self.failed = saved if saved.error is not None else None
             self._due = time.monotonic() + self._every
@@ -87,15 +94,6 @@ class LastCheckpoint:
             self.saved = saved
         elif saved.error is None and not saved.is_automatic:
             self.asked = saved
-
-    def _has_own_name(self, saved: Saved) -> bool:
-        """Return whether a signal, or a hook such as ModelCheckpoint(save_last=True), has this path."""
-        known = self.run.directory.existing()
-        return (
-            known is not None
-            and saved.reason in OWN_REASONS
-            and Path(saved.path) == known / "checkpoints" / LAST
-        )
 
     def path(self) -> Path:
         """Return the path that rank zero chooses: `checkpoints/last`, unless something else has that name."""

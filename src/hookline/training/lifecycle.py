@@ -73,7 +73,6 @@ from hookline.util.errors import OptionError, RunLockedError, StopTraining
 __all__ = [
     "TEST",
     "VALIDATION",
-    "Determinism",
     "LoopRules",
     "Recorded",
     "Run",
@@ -84,6 +83,7 @@ __all__ = [
     "check_manual_options",
     "choose_start",
     "controlled",
+    "determinism",
     "evaluate",
     "explain_graphs",
     "find_checkpoint",
@@ -240,17 +240,11 @@ def finish_fit(run: Run) -> None:
     run.boundary.sync_point()
     save_due(run)
     finish_saving(run)
-    if not run.strategy.ranks.alone and run.state.hooks.recorded_changes is not None:
-        share_changes(run)
+    changes = run.state.hooks.recorded_changes
+    if not run.strategy.ranks.alone and changes is not None:  # the table of the audit is of all ranks
+        for rows in run.strategy.ranks.gather([row.data() for row in changes.rows()]):
+            changes.include(rows)
     record_end(run)
-
-
-def share_changes(run: Run) -> None:
-    """Add what the hooks of other ranks have changed to the table of the audit."""
-    table = run.state.hooks.recorded_changes
-    assert table is not None
-    for rows in run.strategy.ranks.gather([row.data() for row in table.rows()]):
-        table.include(rows)
 
 
 def save_after_failure(run: Run) -> list[BaseException]:
@@ -309,10 +303,13 @@ def set_up_strategy(run: Run) -> None:
     compile_model(run)
     if run.stage != "fit":
         return
+    # the optimizer is an argument of fit, and messages name that
+    takes_optimizer = isinstance(run.steps, PlainSteps) or "configure_optimizers" in vars(run.steps)
     s.setup.optimizers, schedules = parse_optimizers(
-        plan.configure_optimizers(s), "" if _takes_optimizer(run) else type(run.steps).__name__
+        plan.configure_optimizers(s), "" if takes_optimizer else type(run.steps).__name__
     )
-    run.schedules = run.traits.rules.used_schedules(schedules)
+    advances_all = run.traits.rules.advances_on_metrics
+    run.schedules = [each for each in schedules if advances_all or not each.needs_metric]
     follow_parameters(s.optimizers, before, run.module)
     s.setup.optimizers = run.strategy.prepare_optimizers(s.optimizers)
     settle_order(s.optimizers, run.module)
@@ -373,11 +370,6 @@ def choose_optimizers(run: Run) -> None:
         run.data.router = make_router(routes, run.state.optimizers, run.traits.accumulate)
 
 
-def _takes_optimizer(run: Run) -> bool:
-    """Return whether the optimizer is an argument of fit, so that messages name that."""
-    return isinstance(run.steps, PlainSteps) or "configure_optimizers" in vars(run.steps)
-
-
 def check_optimizers(run: Run) -> None:
     """Refuse optimizers that would train no parameter of the module."""
     name, optimizers = type(run.module).__name__, run.state.optimizers
@@ -425,7 +417,9 @@ class RunParticipants(LateHooks[Run]):
         run, s = self.run, self.run.state
         check_inference_mode(run)
         install_actions(run)
-        for hook in _hooks_as_list(run.plan.configure_hooks(s)):
+        given = run.plan.configure_hooks(s)
+        hooks = given if isinstance(given, list | tuple) else [] if given is None else [given]
+        for hook in hooks:
             self.handles.append(
                 s.hooks.add(hook)
             )  # one by one, so that `leave` removes them if one is refused
@@ -497,7 +491,18 @@ def begin_logging(run: Run) -> None:
     if leaves_directory(run):
         run.state.logger.hold()
     if run.state.logger:
-        run.state.logger.log_hyperparams(hyperparameters_of(run))
+        run.state.logger.log_hyperparams(
+            {
+                "options": dataclasses.asdict(run.options),
+                "module": type(run.module).__name__,
+                "device": run.strategy.device,
+                "precision": run.strategy.precision.name,
+                "strategy": type(run.strategy).__name__,
+                "hooks": run.state.hooks.list_hooks(),
+                "torch": torch.__version__,
+                "hookline": __version__,
+            }
+        )
     if run.resume.path is None:
         release_log(run)
 
@@ -511,40 +516,17 @@ def release_log(run: Run) -> None:
     begin_record(run)  # the loggers may have created the directory
 
 
-def hyperparameters_of(run: Run) -> dict[str, Any]:
-    """Return the hyperparameters of a run, for its log."""
-    return {
-        "options": dataclasses.asdict(run.options),
-        "module": type(run.module).__name__,
-        "device": run.strategy.device,
-        "precision": run.strategy.precision.name,
-        "strategy": type(run.strategy).__name__,
-        "hooks": run.state.hooks.list_hooks(),
-        "torch": torch.__version__,
-        "hookline": __version__,
-    }
-
-
-def _hooks_as_list(returned: Any) -> list[Any]:
-    if returned is None:
-        return []
-    return list(returned) if isinstance(returned, list | tuple) else [returned]
-
-
-class Determinism:
+@contextlib.contextmanager
+def determinism(wanted: bool) -> Iterator[None]:
     """Use deterministic kernels during a run if requested, and restore the setting afterwards."""
-
-    def __init__(self, wanted: bool) -> None:
-        self.wanted = wanted
-
-    def __enter__(self) -> None:
-        self.before = torch.are_deterministic_algorithms_enabled()
-        if self.wanted:
-            torch.use_deterministic_algorithms(True)
-
-    def __exit__(self, *error: object) -> None:
-        if self.wanted:
-            torch.use_deterministic_algorithms(self.before)
+    before = torch.are_deterministic_algorithms_enabled()
+    if wanted:
+        torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        if wanted:
+            torch.use_deterministic_algorithms(before)
 
 
 @contextlib.contextmanager
@@ -552,17 +534,12 @@ def locked(run: Run) -> Iterator[None]:
     """Lock the run's directory. If another job holds the lock, raise `RunLockedError` on all ranks."""
     directory = run.directory
     try:
-        run.strategy.ranks.decide(
-            functools.partial(directory.hold, functools.partial(_report_lost_lock, run))
-        )
+        # the lock's thread reports that the lock is lost, so that the run ends
+        send = run.participants.commands.send
+        run.strategy.ranks.decide(lambda: directory.hold(lambda who: send("lock lost", who=who)))
         yield
     finally:
         directory.release()
-
-
-def _report_lost_lock(run: Run, who: str) -> None:
-    """Report from the lock's thread that the lock is lost, so that the run ends."""
-    run.participants.commands.send("lock lost", who=who)
 
 
 @handles_command("lock lost")

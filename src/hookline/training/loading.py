@@ -13,6 +13,7 @@ from hookline.data.batch_size import with_batch_size
 from hookline.data.libraries import worker_loader
 from hookline.data.loaders import Loader
 from hookline.data.sharding import RankSharding
+from hookline.data.sources import length_of
 from hookline.data.workers import refuse_unimportable
 from hookline.engine.foreign import adopt_data
 from hookline.engine.listener import overrides
@@ -239,28 +240,12 @@ def _updates_of(run: Run, length: int, epochs: int) -> int:
     return math.ceil(length / own) * epochs
 
 
-def _why_empty(source: Any) -> str:
-    """Return why a loader with samples makes no batch; empty if that is not known."""
-    try:
-        samples = len(source.dataset)
-    except (AttributeError, TypeError):
-        return ""
-    size = getattr(source, "batch_size", None)
-    if not samples or not getattr(source, "drop_last", False):
-        return ""
-    return f": {samples} samples, batch_size={size} and drop_last=True make no batch"
-
-
 def _check_loaders(run: Run, kind: str, loaders: list[Loader]) -> None:
     name = type(run.module).__name__
-    if kind == "train" and not loaders:
+    if kind != "val" and not loaders:
+        stage, what = ("fit", "a training loader") if kind == "train" else (kind, "a loader")
         raise OptionError(
-            f"fit needs a training loader: pass it to fit, or return it from "
-            f"{name}.train_dataloader or a DataModule."
-        )
-    if kind in ("test", "predict") and not loaders:
-        raise OptionError(
-            f"{kind} needs a loader: pass it to {kind}, or return it from {name}.{kind}_dataloader "
+            f"{stage} needs {what}: pass it to {stage}, or return it from {name}.{kind}_dataloader "
             "or a DataModule."
         )
     for loader in loaders:
@@ -275,15 +260,14 @@ def _check_loaders(run: Run, kind: str, loaders: list[Loader]) -> None:
     empty = [each for each in loaders if each.length == 0]
     refuses = run.traits.rules.refuses_empty_data and run.options.limit_train_batches != 0
     if kind == "train" and refuses and empty:
-        ranks = run.strategy.ranks
-        hint = (
-            ""
-            if ranks.alone
-            else f" for {ranks.data_size} ranks: with drop_last every rank needs a full batch"
-        )
-        raise OptionError(
-            f"The training loader {empty[0].name!r} is empty{hint or _why_empty(empty[0].source)}."
-        )
+        ranks, source = run.strategy.ranks, empty[0].source
+        samples, hint = length_of(getattr(source, "dataset", None)), ""
+        if not ranks.alone:
+            hint = f" for {ranks.data_size} ranks: with drop_last every rank needs a full batch"
+        elif samples and getattr(source, "drop_last", False):
+            size = getattr(source, "batch_size", None)
+            hint = f": {samples} samples, batch_size={size} and drop_last=True make no batch"
+        raise OptionError(f"The training loader {empty[0].name!r} is empty{hint}.")
     step = STEP_OF[kind]
     if (
         loaders

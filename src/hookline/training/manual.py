@@ -37,8 +37,7 @@ class ManualStep(TrainStep):
         run, s = self.run, self.state
         if run.traits.scaler is not None and run.manual.unscaled:
             run.traits.scaler.update()
-            run.manual.unscaled.clear()
-            run.manual.stepped.clear()
+            run.manual.forget_scaling()
         loss = s.current.returned
         if isinstance(loss, dict):
             log_numbers(run, loss)
@@ -125,17 +124,17 @@ class ManualOptimizer:
         run, scaler = self._run, self._run.traits.scaler
         if scaler is None:
             # with a closure the gradients do not exist yet
-            return not run.traits.skips_nonfinite or closure is not None or self._is_finite()
+            # on every rank, because with sharding each rank has its own gradients
+            return (
+                not run.traits.skips_nonfinite
+                or closure is not None
+                or run.strategy.ranks.everywhere(all_finite([], gradients(self.optimizer)))
+            )
         if id(self.optimizer) in run.manual.stepped:  # a second step in one batch
             scaler.update()
-            run.manual.unscaled.clear()
-            run.manual.stepped.clear()
+            run.manual.forget_scaling()
         run.manual.stepped.add(id(self.optimizer))
         return not unscale_once(run, self.optimizer)
-
-    def _is_finite(self) -> bool:
-        """Return whether the gradients are finite on every rank; with sharding each rank has its own."""
-        return self._run.strategy.ranks.everywhere(all_finite([], gradients(self.optimizer)))
 
 
 def unscale_once(run: Run, optimizer: Any) -> bool:

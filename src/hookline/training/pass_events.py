@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
@@ -228,7 +229,7 @@ class OwnMetrics:
     def __init__(self, prefix: str, several: bool) -> None:
         self.prefix = prefix
         self.several = several
-        self.sums: dict[str, Accumulator] = {}
+        self.sums: defaultdict[str, Accumulator] = defaultdict(Accumulator)
 
     def take(self, returned: Any, weight: float, loader: str) -> Tensor | None:
         """Add the numbers that a step returned; return the loss among them."""
@@ -239,16 +240,11 @@ class OwnMetrics:
             values = {"loss": loss} if isinstance(loss, Tensor) and loss.numel() == 1 else {}
         for key, value in values.items():
             value = value.detach() if isinstance(value, Tensor) else value
-            self._add(f"{self.prefix}/{key}", value, weight)
+            self.sums[f"{self.prefix}/{key}"].add(value, weight)
             if self.several:
-                self._add(f"{self.prefix}/dl_{loader}/{key}", value, weight)
+                self.sums[f"{self.prefix}/dl_{loader}/{key}"].add(value, weight)
         loss = values.get("loss")
         return loss.detach() if isinstance(loss, Tensor) else None
-
-    def _add(self, name: str, value: Any, weight: float) -> None:
-        if name not in self.sums:
-            self.sums[name] = Accumulator()
-        self.sums[name].add(value, weight)
 
 
 def restore_modes(s: State) -> None:

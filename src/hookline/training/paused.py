@@ -19,9 +19,9 @@ from hookline.run.run import Run
 from hookline.training import run_events
 from hookline.training.fit import fit
 from hookline.training.lifecycle import (
-    Determinism,
     RunParticipants,
     controlled,
+    determinism,
     join_ranks,
     leave_run,
     locked,
@@ -119,7 +119,7 @@ def paused_fit(
     with locked(run):
         choose_start(run, find_start(run.strategy.ranks), trainer._directory)
         with (
-            Determinism(trainer.options.deterministic),
+            determinism(trainer.options.deterministic),
             controlled(run),
             monitoring_ranks(run),
             _current(trainer, run),

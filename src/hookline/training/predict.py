@@ -17,7 +17,9 @@ def predict(run: Run, keep: bool | None = None) -> list[Any]:
 
     Each rank returns the predictions of its own batches. keep: None: unless a hook writes them.
     """
-    loaders, keeps = run.data.loaders["predict"], not has_writer(run) if keep is None else keep
+    loaders, hooks = run.data.loaders["predict"], [each for each in run.state.hooks.entries() if each.enabled]
+    has_writer = any(getattr(each.hook, "writes_predictions", False) for each in hooks)
+    keeps = not has_writer if keep is None else keep
     s, events = run.state, PassEvents(run, PREDICTION, several=len(loaders) > 1)
     events.collect([[] for _ in loaders])
     with (
@@ -41,14 +43,6 @@ def predict(run: Run, keep: bool | None = None) -> list[Any]:
         if run.failure_monitor is not None:
             run.failure_monitor.wait_for_all_ranks("predictions")  # what their hooks have written can be read
     return s.predictions[0] if len(s.predictions) == 1 else s.predictions
-
-
-def has_writer(run: Run) -> bool:
-    """Return whether a hook writes the predictions."""
-    return any(
-        entry.enabled and getattr(entry.hook, "writes_predictions", False)
-        for entry in run.state.hooks.entries()
-    )
 
 
 def predict_batch(run: Run, events: PassEvents, keep: bool) -> None:

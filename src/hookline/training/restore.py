@@ -428,14 +428,9 @@ def check_moments(state: dict[str, Any], parameter: Tensor) -> None:
                 f"its optimizer has {key} {described(state[key])} for a parameter {described(parameter)}. "
                 "Pass the same parameters in the same order to the optimizer."
             )
-    if not _is_one_number(state.get("step", 0)):
-        raise CheckpointError(
-            f"its optimizer has a step {described(state['step'])}, which is not one number."
-        )
-
-
-def _is_one_number(step: Any) -> bool:
-    return step.numel() == 1 if isinstance(step, Tensor) else is_number(step)
+    step = state.get("step", 0)
+    if not (step.numel() == 1 if isinstance(step, Tensor) else is_number(step)):
+        raise CheckpointError(f"its optimizer has a step {described(step)}, which is not one number.")
 
 
 def load_scheduler(scheduler: Any, saved: Any) -> None:

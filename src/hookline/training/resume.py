@@ -143,18 +143,14 @@ def _why_finished(run: Run, record: dict[str, Any]) -> str:
         if missing
         else f"{record['status']} at step {record['step']}{why}"
     )
-    return f"this run was {ended}. {_continue_advice(run, record)}{START_OVER}"
-
-
-def _continue_advice(run: Run, record: dict[str, Any]) -> str:
-    """Return how to continue a run that was stopped before its limits; empty for another run."""
-    if record["status"] != "stopped" or run.resume.path is None:
-        return ""
     path = shown(run.resume.path)
-    return (
+    to_continue = (
         f"To continue up to the same limits, pass its checkpoint: resume={path!r} (on the command line: "
         f"--checkpoint {path}). "
+        if record["status"] == "stopped" and run.resume.path is not None
+        else ""
     )
+    return f"this run was {ended}. {to_continue}{START_OVER}"
 
 
 # ---- the log of earlier runs -------------------------------------------------------------------------------
@@ -429,6 +425,8 @@ def _look(asked: Asked, folder: Path, directory: RunDirectory) -> dict[str, Any]
             for place in places
             for path in being_replaced(place)
         }
+    newest = str(_run_dir_among(places, mine[0].path)) if mine else run_dir
+    newer = f" The newest run, {newest}, has kept no such checkpoint, so the run {run_dir} is used."
     return {
         **looked,
         "candidates": [(str(each.path), each.manifest) for each in ordered],
@@ -439,7 +437,7 @@ def _look(asked: Asked, folder: Path, directory: RunDirectory) -> dict[str, Any]
         "run_dir": run_dir,
         "searched": kept.paths,
         "earlier": sum(each not in mine for each in found),
-        "skipped": _describe_skipped(asked, skipped, found) + _describe_newer(run_dir, mine, places),
+        "skipped": _describe_skipped(asked, skipped, found) + (newer if newest != run_dir else ""),
         "places": list(map(str, places)),
     }
 
@@ -464,14 +462,6 @@ def _choose_run(
         if kept.url or best_first(*chosen[-1][1:]):
             return chosen[-1]
     return chosen[0]
-
-
-def _describe_newer(run_dir: str, mine: list[FoundCheckpoint], places: list[Path]) -> str:
-    """Return a sentence about the newest run, if another one is chosen because this one has no best."""
-    newest = str(_run_dir_among(places, mine[0].path)) if mine else run_dir
-    if newest == run_dir:
-        return ""
-    return f" The newest run, {newest}, has kept no such checkpoint, so the run {run_dir} is used."
 
 
 def _places(asked: Asked, folder: Path, directory: RunDirectory) -> tuple[list[Path], dict[Path, str]]:

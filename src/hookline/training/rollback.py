@@ -80,7 +80,16 @@ def find_target(run: Run) -> bool:
         _refuse_changed_base(run, found)
         run.resume.target = found
         return True
-    text = "\n  ".join([_describe_missing(run, request), *unusable.values()])
+    limit = "" if request.before is None else f" of step {request.before} or before"
+    which = "no monitor has kept a checkpoint" if request.to == "best" else f"there is no checkpoint{limit}"
+    known = run.directory.existing()
+    missing = (
+        f"The run cannot go back at step {run.state.step} ({request.reason or 'requested by a hook'}): "
+        f"{which} of this run{'' if known is None else f' below {known}'} that can be read. To save more "
+        "often: ModelCheckpoint(every_n_train_steps=...) without a monitor, or Trainer(checkpoint={'every': "
+        "'1 minute'}). With a monitor, ModelCheckpoint saves only when its metric has a new value."
+    )
+    text = "\n  ".join([missing, *unusable.values()])
     if request.on_missing == "raise":
         raise CheckpointError(text)
     run.resume.end_rollback()
@@ -129,18 +138,6 @@ def _began_with(run: Run, known: list[FoundCheckpoint]) -> Iterator[FoundCheckpo
         here = Path(path).resolve()
         if all(each.path.resolve() != here for each in known):
             yield FoundCheckpoint(Path(path), read_manifest(path))
-
-
-def _describe_missing(run: Run, request: RollbackRequest) -> str:
-    limit = "" if request.before is None else f" of step {request.before} or before"
-    which = "no monitor has kept a checkpoint" if request.to == "best" else f"there is no checkpoint{limit}"
-    known = run.directory.existing()
-    return (
-        f"The run cannot go back at step {run.state.step} ({request.reason or 'requested by a hook'}): "
-        f"{which} of this run{'' if known is None else f' below {known}'} that can be read. To save more "
-        "often: ModelCheckpoint(every_n_train_steps=...) without a monitor, or Trainer(checkpoint={'every': "
-        "'1 minute'}). With a monitor, ModelCheckpoint saves only when its metric has a new value."
-    )
 
 
 def _refuse_changed_base(run: Run, found: Start) -> None:
@@ -226,8 +223,7 @@ def _clear_state(run: Run, saved: dict[str, Any]) -> None:
     run.strategy.drop_window()
     if run.gradient_sync is not None:
         run.gradient_sync = run.gradient_sync.renewed()
-    run.manual.unscaled.clear()
-    run.manual.stepped.clear()
+    run.manual.forget_scaling()
     run.progress.abandon()
     run.watch.forget()
     for metric in metric_objects(run.module, s.log.objects()):

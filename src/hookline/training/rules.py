@@ -38,6 +38,8 @@ class LoopRules:
     """Whether a run that resumes inside an epoch emits on_train_epoch_start again."""
     accumulates_with_closures = False
     """Whether an optimizer that recomputes the loss may be combined with gradient accumulation."""
+    advances_on_metrics = True
+    """Whether the fit advances the learning-rate schedules that need a metric, and not only the others."""
     undoes_abandoned_validations = True
     """Whether a validation that a signal ends leaves no trace in the checkpoint: state is kept before it."""
 
@@ -87,10 +89,6 @@ class LoopRules:
 
     def end_validation(self, run: Run) -> None:
         """Do what follows a completed validation in a fit: nothing."""
-
-    def used_schedules(self, schedules: list[Schedule]) -> list[Schedule]:
-        """Return the learning-rate schedules that this fit advances: all of them."""
-        return schedules
 
     def scheduler_count(self, run: Run) -> int:
         """Return the number that the frequency of a scheduler with interval 'step' is applied to."""

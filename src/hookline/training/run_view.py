@@ -169,6 +169,12 @@ class RunView(View):
 
             check_accumulation(self._run, batches)
 
+    def _current(self, why_not: str, *, in_fit: bool = False) -> Run:
+        """Return the current run. Raise with this text if there is none, or if it has to be a fit."""
+        if self._run is None or (in_fit and self._run.stage != "fit"):
+            raise HooklineError(why_not)
+        return self._run
+
     # ---- trials, for hooks that search a setting -----------------------------------------------------------
 
     def fit_aside(
@@ -191,11 +197,9 @@ class RunView(View):
     @property
     def batch_sizes(self) -> BatchSizes:
         """The batch size of the training loader of the run: find out, try and set it."""
-        if self._run is None:
-            raise HooklineError("trainer.batch_sizes works during a run: hooks use it.")
         from hookline.training.trial import BatchSizes
 
-        return BatchSizes(self._run)
+        return BatchSizes(self._current("trainer.batch_sizes works during a run: hooks use it."))
 
     def num_batches(self, kind: str = "train") -> dict[str, int | None]:
         """Return the batches per pass of each loader by name. None: the loader has no length.
@@ -291,9 +295,8 @@ class RunView(View):
         """
         from hookline.training.samples import exclude_samples
 
-        if self._run is None or self._run.stage != "fit":
-            raise HooklineError("exclude_samples() works in a fit: hooks call it.")
-        exclude_samples(self._run, samples, loader, reason)
+        run = self._current("exclude_samples() works in a fit: hooks call it.", in_fit=True)
+        exclude_samples(run, samples, loader, reason)
 
     def export_folder(
         self, path: str | Path, folder: Path, write: Callable[[Mapping[str, Any], Path], None]
@@ -305,22 +308,19 @@ class RunView(View):
         path: the checkpoint. folder: the directory to write. write: called with the weights that evaluations
         used, by name, and an empty directory, which then replaces `folder` as a whole.
         """
-        if self._run is None:
-            raise HooklineError("export_folder() works during a run: hooks call it.")
         from hookline.training.saving import export
 
-        return export(self._run, path, folder, write)
+        return export(
+            self._current("export_folder() works during a run: hooks call it."), path, folder, write
+        )
 
     @property
     def estimated_stepping_batches(self) -> float:
         """The number of optimizer updates of the run, for schedulers; infinite if it is not known."""
-        if self._run is None:
-            raise HooklineError(
-                "estimated_stepping_batches is known during a run, from configure_optimizers on."
-            )
         from hookline.training.loading import estimated_steps
 
-        return estimated_steps(self._run)
+        why_not = "estimated_stepping_batches is known during a run, from configure_optimizers on."
+        return estimated_steps(self._current(why_not))
 
     @property
     def remaining_steps(self) -> float:

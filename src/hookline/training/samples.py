@@ -39,8 +39,8 @@ def describe_order(run: Run) -> None:
         train.turned = lambda position: _describe(run, order, position)
 
     def sample_ids(batch: int) -> list[Any] | None:
-        supplied: Callable[[Any], Iterable[Any]] | None
-        supplied = getattr(_newest_loader(run).source, "sample_ids", None)
+        loader = train.loaders[s.current.dataloader_name] if run.data.is_mixture else train
+        supplied: Callable[[Any], Iterable[Any]] | None = getattr(loader.source, "sample_ids", None)
         if supplied is not None:
             return list(supplied(s.current.batch))
         drawn: list[Any] | None = train.sample_ids(batch)
@@ -65,13 +65,6 @@ def _describe(run: Run, order: SampleOrder, position: int) -> None:
         order.describe(s.epoch, position, [train] if mixture is None else [*train.loaders.values()], mixture)
     except Exception:  # samplers are user code; an error there must not end the run
         log.debug("The order of the training data cannot be described", exc_info=True)
-
-
-def _newest_loader(run: Run) -> Loader:
-    found: Loader = (
-        run.data.train.loaders[run.state.current.dataloader_name] if run.data.is_mixture else run.data.train
-    )
-    return found
 
 
 def _live(run: Run) -> dict[str, Loader]:

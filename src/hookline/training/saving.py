@@ -266,21 +266,16 @@ def manifest_facts(s: State, request: SaveRequest, run: str) -> dict[str, Any]:
     }
 
 
-def data_layout(run: Run) -> dict[str, Any]:
-    """Return the data-parallel ranks of a run with tensor parallelism; nothing if every rank is one."""
-    ranks = run.strategy.ranks
-    return {} if ranks.data_size == ranks.world_size else {"data_ranks": list(ranks.data_ranks)}
-
-
 def collect(run: Run) -> dict[str, Any]:
     """Return everything that a run needs to resume."""
-    s = run.state
+    s, ranks, order = run.state, run.strategy.ranks, run.data.order
     entries = [*s.hooks.in_order(), *run.participants.module_hooks]
     whole = {
         "run": run.identity.id,
         "saves": run.saves.count,
         "world_size": s.world_size,
-        **data_layout(run),
+        # with tensor parallelism not every rank reads batches of its own
+        **({} if ranks.data_size == ranks.world_size else {"data_ranks": list(ranks.data_ranks)}),
         "module": run.module.state_dict(),
         **made_with(run.module),
         "hooks": hook_states(entries, s),
@@ -291,7 +286,8 @@ def collect(run: Run) -> dict[str, Any]:
         "settings": run.identity.settings,
         "precision": run.strategy.precision.state_dict(),
         "counters": s.counts.state_dict(),
-        "position": {**run.progress.state_dict(), **order_state(run)},
+        # the order determines which samples are behind each update
+        "position": {**run.progress.state_dict(), **({} if order is None else {"order": order.state_dict()})},
         "window": open_window(run),
         "log": s.log.state_dict(),
         "metric_objects": s.log.object_state(run.module),
@@ -313,11 +309,6 @@ def collect(run: Run) -> dict[str, Any]:
             before = {key: each for key, each in before.items() if key in whole[name]}
         whole[name].update(Metrics(before).read() if name == "metrics" else before)
     return whole
-
-
-def order_state(run: Run) -> dict[str, Any]:
-    """Return what determines which samples are behind each update."""
-    return {} if run.data.order is None else {"order": run.data.order.state_dict()}
 
 
 def made_with(module: nn.Module) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hookline.run.optimizers import Schedule
 from hookline.run.run import Run
 
 
@@ -52,17 +51,11 @@ def _advance(run: Run, interval: str, count: int, metric: bool) -> None:
                 continue
         elif count % schedule.frequency:
             continue
-        if schedule.monitor is not None and not _find_metric(run, schedule):
-            continue
+        if schedule.monitor is not None:
+            if schedule.monitor not in s.metrics:
+                run.traits.rules.report_missing_metric(run, schedule)
+                continue
+            s.optimization.metric = s.metrics[schedule.monitor]
         s.optimization.scheduler = schedule.scheduler
         run.plan.lr_scheduler_step(s)
         s.optimization.metric = None
-
-
-def _find_metric(run: Run, schedule: Schedule) -> bool:
-    s, name = run.state, schedule.monitor or ""
-    if name in s.metrics:
-        s.optimization.metric = s.metrics[name]
-        return True
-    run.traits.rules.report_missing_metric(run, schedule)
-    return False

@@ -62,7 +62,9 @@ def collect_settings(run: Run) -> SettingValues:
         found |= {
             f"schedule.{index}.{key}": getattr(schedule, key) for key in ("interval", "frequency", "monitor")
         }
-        found |= {f"schedulers.{index}.{key}": each for key, each in _scheduler_settings(schedule.scheduler)}
+        has_state = callable(getattr(schedule.scheduler, "state_dict", None))
+        state = schedule.scheduler.state_dict() if has_state else None
+        found |= {f"schedulers.{index}.{key}": each for key, each in _scheduler_entries(state)}
     found |= {f"module.{name}": value for name, value in module_settings(run.module).items()}
     plain = {name: _as_comparable(value) for name, value in found.items()}
     return {name: value for name, value in plain.items() if value is not _NONE}
@@ -133,19 +135,11 @@ def module_settings(module: nn.Module) -> SettingValues:
     }
 
 
-def _scheduler_settings(scheduler: Any) -> Iterator[tuple[str, Any]]:
-    state = scheduler.state_dict() if callable(getattr(scheduler, "state_dict", None)) else None
-    yield from _scheduler_entries(state if isinstance(state, dict) else {})
-
-
-def _scheduler_entries(state: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    for key, value in state.items():
+def _scheduler_entries(state: Any) -> Iterator[tuple[str, Any]]:
+    for key, value in state.items() if isinstance(state, dict) else ():
         if key == "_schedulers" and isinstance(value, list | tuple):
             for number, inner in enumerate(value):
-                yield from (
-                    (f"{number}.{name}", each)
-                    for name, each in _scheduler_entries(inner if isinstance(inner, dict) else {})
-                )
+                yield from ((f"{number}.{name}", each) for name, each in _scheduler_entries(inner))
         elif not key.startswith("_") and key not in PROGRESS:
             yield key, value
 

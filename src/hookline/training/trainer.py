@@ -139,7 +139,7 @@ class Trainer(RunView):
         with lifecycle.locked(run):
             lifecycle.choose_start(run, resume, self._directory)
             with (
-                lifecycle.Determinism(self.options.deterministic),
+                lifecycle.determinism(self.options.deterministic),
                 lifecycle.Signals(run),
                 lifecycle.controlled(run),
             ):

@@ -21,7 +21,6 @@ from hookline.data.seeding import isolated_rng, put_back, states_of
 from hookline.data.sharding import END, units_of
 from hookline.data.sources import has_state
 from hookline.run.module import PlainSteps
-from hookline.run.optimizers import Schedule
 from hookline.run.run import Run
 from hookline.training.backward import loss_of
 from hookline.training.batch_events import set_outputs, take_batch, transfer
@@ -56,9 +55,7 @@ FITS, ENDED, FULL = 0, 1, 2
 class ShortFitRules(LoopRules):
     """Decisions of a short fit, which does not validate."""
 
-    def used_schedules(self, schedules: list[Schedule]) -> list[Schedule]:
-        """Return the schedules that need no metric."""
-        return [schedule for schedule in schedules if not schedule.needs_metric]
+    advances_on_metrics = False
 
 
 def fit_aside(

@@ -91,81 +91,58 @@ class Update(UpdateEvents):
 # ---- the checks and actions of an update -------------------------------------------------------------------
 
 
-def unscaling(run: Run) -> UpdateCheck:
-    """Make a check that unscales the gradients and skips an optimizer with an infinite one."""
+class UpdateParts:
+    """The checks and actions around the step of one optimizer, `state.optimizer`."""
 
-    def is_finite() -> bool:
-        if overflowed(run.traits.scaler, run.state.optimization.optimizer):
-            skip_step(run, "nonfinite")
+    def __init__(self, run: Run) -> None:
+        self.run, self.plan, self.state = run, run.plan, run.state
+        self._norm_before: Tensor | None = None
+
+    def unscale(self) -> bool:
+        """Unscale the gradients; return False for an infinite one, which skips the optimizer."""
+        if overflowed(self.run.traits.scaler, self.state.optimization.optimizer):
+            skip_step(self.run, "nonfinite")
             return False
         return True
 
-    return is_finite
-
-
-def norm_capture(run: Run) -> UpdateCheck:
-    """Make a check that measures the gradient norm before the update, if a listener requests it."""
-    plan, s = run.plan, run.state
-
-    def measure() -> bool:
-        if "grad_norm" in plan.wanted:
-            s.optimization.add_norm(total_norm([s.optimization.optimizer]))
+    def measure_norm(self) -> bool:
+        """Measure the gradient norm before the update, if a listener requests it."""
+        if "grad_norm" in self.plan.wanted:
+            optimization = self.state.optimization
+            optimization.add_norm(total_norm([optimization.optimizer]))
         return True
 
-    return measure
-
-
-def early_norm(run: Run) -> tuple[UpdateCheck, Action]:
-    """Make a check that measures the gradient norm for on_before_optimizer_step, and the action that drops it
-    again before the gradients are clipped, because clipping adds the same norm.
-    """
-    s = run.state
-    before: list[Tensor | None] = [None]
-
-    def measure() -> bool:
-        before[0] = s.optimization.norm_tensor
-        s.optimization.add_norm(total_norm([s.optimization.optimizer]))
+    def measure_norm_early(self) -> bool:
+        """Measure the gradient norm for on_before_optimizer_step; `drop_early_norm` drops it again."""
+        optimization = self.state.optimization
+        self._norm_before = optimization.norm_tensor
+        optimization.add_norm(total_norm([optimization.optimizer]))
         return True
 
-    return measure, lambda: s.optimization.set_norm(before[0])
+    def drop_early_norm(self) -> None:
+        """Drop the early norm before the gradients are clipped, because clipping adds the same norm."""
+        self.state.optimization.set_norm(self._norm_before)
 
+    def clip(self) -> None:
+        """Clip the gradients and emit on_gradient_clip."""
+        self.plan.configure_gradient_clipping(self.state)
+        if self.state.optimization.gradient_clip_val is not None:
+            report_clip(self.plan, self.state)
 
-def clipping(run: Run) -> Action:
-    """Make the action that clips the gradients and emits on_gradient_clip."""
-    plan, s = run.plan, run.state
+    def renew_closure(self) -> None:
+        """Let the closure return the known loss at its first call."""
+        self.state.optimization.optimizer_closure.fresh = True
 
-    def clip() -> None:
-        plan.configure_gradient_clipping(s)
-        if s.optimization.gradient_clip_val is not None:
-            report_clip(plan, s)
-
-    return clip
-
-
-def fresh_closure(run: Run) -> Action:
-    """Make the action that lets the closure return the known loss at its first call."""
-    closure = run.state.optimization.optimizer_closure
-
-    def renew() -> None:
-        closure.fresh = True
-
-    return renew
-
-
-def routing(run: Run) -> UpdateCheck:
-    """Make a check that skips optimizers which no batch of the window trained, and rescales gradients."""
-    s, window = run.state, run.window
-
-    def is_routed() -> bool:
-        trained = window.fed.get(s.optimization.optimizer_idx)
+    def route(self) -> bool:
+        """Return whether a batch of the window trained this optimizer; rescale its gradients then."""
+        window, optimization = self.run.window, self.state.optimization
+        trained = window.fed.get(optimization.optimizer_idx)
         if trained is None:
             return False
         window.correction = window.size * window.unit / trained
         if window.correction != 1.0:
-            rescale([s.optimization.optimizer], window.correction)
+            rescale([optimization.optimizer], window.correction)
         return True
-
-    return is_routed
 
 
 def overflowed(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> bool:

@@ -35,9 +35,10 @@ class MissingAttribute(HooklineError, AttributeError):
         self.missing, self.owner = name, owner
 
     def __str__(self) -> str:
-        known = [each for each in dir(self.owner) if not each.startswith("_")]
         instead = (
-            f" {ATTRIBUTES[self.missing]}" if self.missing in ATTRIBUTES else closest(self.missing, known)
+            f" {ATTRIBUTES[self.missing]}"
+            if self.missing in ATTRIBUTES
+            else closest(self.missing, [each for each in dir(self.owner) if not each.startswith("_")])
         )
         return f"{type(self.owner).__name__!r} object has no attribute {self.missing!r}.{instead}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hookline.util.errors import HooklineError
+from hookline.util.text import linked_errors
 
 TEXTS = (
     "out of memory",  # CUDA, HIP, XPU, MPS and NPU; cudaErrorMemoryAllocation
@@ -22,13 +23,7 @@ def out_of_memory(error: BaseException | None) -> BaseException | None:
 
     It looks at the class and the message of an error, of its causes, and of errors that are grouped in it.
     """
-    seen: set[int] = set()
-    waiting = [error]
-    while waiting:
-        each = waiting.pop()
-        if each is None or id(each) in seen:
-            continue
-        seen.add(id(each))
+    for each in linked_errors(error, "__cause__", "exceptions"):
         if isinstance(each, MemoryError) or any(
             cls.__name__ == "OutOfMemoryError" for cls in type(each).__mro__
         ):
@@ -38,7 +33,6 @@ def out_of_memory(error: BaseException | None) -> BaseException | None:
         is_candidate = isinstance(each, RuntimeError) and not isinstance(each, HooklineError)
         if is_candidate and any(text in str(each).lower() for text in TEXTS):
             return each
-        waiting += [each.__cause__, *getattr(each, "exceptions", ())]
     return None
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 from hookline.util.terminal import in_notebook
+from hookline.util.text import linked_errors
 
 OWN = (str(Path(__file__).parents[1]) + os.sep, "<hookline ")
 """How the file names of Hookline's frames begin, generated code included."""
@@ -51,7 +52,7 @@ def render(error: BaseException, is_own: bool = False) -> list[str]:
     notes: list[str] = getattr(error, "__notes__", [])
     full = list(notes)
     with contextlib.ExitStack() as restored:
-        for each in (error, *_causes(error)):
+        for each in linked_errors(error, "__cause__", "__context__"):
             restored.enter_context(_shortened(each, is_own or each is not error))
         notes[:] = [_without_message(note, error) for note in full]
         try:
@@ -67,13 +68,6 @@ def _without_message(note: str, error: BaseException) -> str:
     # the place follows a comma; the message may have commas, too
     ends = [each.end() for each in re.finditer("…?, ", text) if message.startswith(text[: each.start()])]
     return f"Failed {text[ends[-1] :]}" if text != note and ends else note
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    seen = {id(error)}
-    while (error := error.__cause__ or error.__context__) is not None and id(error) not in seen:  # type: ignore[assignment]
-        seen.add(id(error))
-        yield error
 
 
 @contextlib.contextmanager
@@ -98,8 +92,7 @@ def _shortened(error: BaseException, is_own: bool) -> Iterator[None]:
             between.append(each)
         else:
             kept, between, last = [*kept, *between, each], [], None
-    kept += [last] if last is not None and not is_own else []
-    kept += between
+    kept += [*([last] if last is not None and not is_own else []), *between]
     _link(kept)
     error.__traceback__ = kept[0] if kept else None
     try:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import re
 import shlex
+import textwrap
 import urllib.parse
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 _WORD = re.compile(r"""[^\s'"<>]+""")
@@ -77,19 +79,27 @@ def _secrets(url: str) -> set[str]:
     return {form for form in forms if len(form) >= _SHORTEST}
 
 
+def linked_errors(error: BaseException | None, *links: str) -> Iterator[BaseException]:
+    """Yield an error and those that it refers to, each once. links: attributes with an error or several."""
+    seen, waiting = set[int](), [error]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, BaseException) and id(each) not in seen:
+            seen.add(id(each))
+            yield each
+            for link in links:
+                found = getattr(each, link, None)
+                waiting += found if isinstance(found, tuple | list) else [found]
+
+
 def holds_secret(error: BaseException, url: str = "") -> bool:
     """Return whether an error or one of its causes has text that `redact` would change. Such an error must
     not be shown as a cause.
     """
-    seen: list[BaseException] = []
-    remaining: list[BaseException | None] = [error]
-    while remaining:
-        cause = remaining.pop()
-        if cause is not None and not any(cause is known for known in seen):
-            seen.append(cause)
-            remaining += [cause.__cause__, cause.__context__]
     texts = [
-        text for each in seen for text in (str(each), repr(each), *map(str, getattr(each, "__notes__", ())))
+        text
+        for each in linked_errors(error, "__cause__", "__context__")
+        for text in (str(each), repr(each), *map(str, getattr(each, "__notes__", ())))
     ]
     return any(redact(text, url) != text for text in texts)
 
@@ -170,10 +180,9 @@ def format_number(value: Any) -> str:
 
 def format_size(count: int) -> str:
     """Return a number of bytes in a suitable unit."""
-    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= factor:
-            return f"{count / factor:.1f} {unit}"
-    return f"{count} B"
+    units = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
+    unit, factor = next((each for each in units if count >= each[1]), ("B", 1))
+    return f"{count} B" if factor == 1 else f"{count / factor:.1f} {unit}"
 
 
 def list_some(names: Iterable[str], most: int = 5) -> str:
@@ -184,14 +193,9 @@ def list_some(names: Iterable[str], most: int = 5) -> str:
 
 def wrapped_list(words: Sequence[str], width: int) -> list[str]:
     """Return the words, separated by commas, in lines that are hardly longer than the width."""
-    lines, line = list[str](), ""
-    for word in words:
-        if line and len(line) + len(word) + 2 > width:
-            lines.append(f"{line},")
-            line = word
-        else:
-            line = f"{line}, {word}" if line else word
-    return [*lines, line]
+    text = f"{', '.join(words)},"
+    *lines, last = textwrap.wrap(text, width + 1, break_long_words=False, break_on_hyphens=False)
+    return [*lines, last.removesuffix(",")]
 
 
 def map_texts(value: Any, convert: Callable[[str], str]) -> Any:
@@ -313,17 +317,14 @@ def mask(value: Any, name: str = "", depth: int = 0) -> Any:
     if isinstance(value, Mapping):
         pairs = [
             (mask_text(str(key), 200), mask(each, str(key), depth + 1))
-            for key, each in _first_items(value.items())
+            for key, each in itertools.islice(value.items(), MOST_ITEMS)
         ]
         return dict(pairs) | _note_of_missing(len(value))
     if isinstance(value, list | tuple | set | frozenset):
-        if value and all(isinstance(each, str) for each in value):
-            return mask_words(list(_first_items(value)), most=LONGEST_VALUE) + list(
-                _note_of_missing(len(value)).values()
-            )
-        return [mask(each, "", depth + 1) for each in _first_items(value)] + list(
-            _note_of_missing(len(value)).values()
-        )
+        are_words = bool(value) and all(isinstance(each, str) for each in value)
+        items, note = list(itertools.islice(value, MOST_ITEMS)), _note_of_missing(len(value))
+        masked = mask_words(items, LONGEST_VALUE) if are_words else [mask(x, "", depth + 1) for x in items]
+        return [*masked, *note.values()]
     return kind_of(value)
 
 
@@ -331,10 +332,6 @@ def kind_of(value: Any) -> str:
     """Return the dotted name of a class or function; for another object, the name of its class."""
     named = value if hasattr(value, "__qualname__") else type(value)
     return f"{getattr(named, '__module__', '?')}.{named.__qualname__}"
-
-
-def _first_items(items: Iterable[Any]) -> Iterable[Any]:
-    return (each for _, each in zip(range(MOST_ITEMS), items, strict=False))
 
 
 def _note_of_missing(count: int) -> dict[str, str]:

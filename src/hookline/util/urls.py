@@ -131,19 +131,15 @@ def put_folder(fs: Any, folder: Path, target: str) -> None:
         fs.rm_file(url_below(target, MANIFEST))  # from here to the end, the folder is not a checkpoint
     for file, remote in targets.items():
         if file == manifest:
-            _remove_unlisted(fs, target, {one.name for one in files})
+            # files that the new checkpoint does not have, such as those of ranks that no longer exist
+            names = {each.rpartition("/")[2]: each for each in fs.find(target, maxdepth=1)}
+            for name in names.keys() - {each.name for each in files}:
+                if is_checkpoint_file(name):
+                    fs.rm_file(names[name])
         fs.makedirs(remote.rpartition("/")[0], exist_ok=True)
         fs.put_file(str(file), remote)
         if fs.size(remote) != file.stat().st_size:
             raise OSError(f"{file.name} was not copied completely")
-
-
-def _remove_unlisted(fs: Any, target: str, names: set[str]) -> None:
-    """Remove our files that the new checkpoint does not have, such as those of ranks that no longer exist."""
-    for old in fs.find(target, maxdepth=1):
-        name = old.rpartition("/")[2]
-        if is_checkpoint_file(name) and name not in names:
-            fs.rm_file(old)
 
 
 def remove_remote_folder(fs: Any, target: str) -> None:

@@ -386,10 +386,9 @@ def describe_mixture(
     lines = [_headline(mixture, total)]
     about = "about " if mixture.order == "random" else ""
     for name, batches in planned(mixture, lengths, epoch).items():
-        lines.append(
-            f"  {name:<{width}}  {_weight_text(mixture, name)}{about}{batches} "
-            f"batches{_use(batches, lengths[name])}"
-        )
+        weights = mixture.weights
+        weight = f"{weights[name] / sum(weights.values()):6.1%}  " if weights else ""
+        lines.append(f"  {name:<{width}}  {weight}{about}{batches} batches{_use(batches, lengths[name])}")
     names = list(lengths)
     shown = [names[pick.loader] for pick in itertools.islice(schedule(mixture, lengths, epoch), picks)]
     more = " ..." if total > picks else ""
@@ -404,12 +403,6 @@ def _headline(mixture: Mixture, total: int) -> str:
     rule = "" if not isinstance(mixture.epoch_length, str) else f" ({mixture.epoch_length})"
     ends = "start again" if mixture.cycles else "end"
     return f"{mixture.order}{pattern}{burst}{seed}: {total} batches an epoch{rule}; exhausted loaders {ends}"
-
-
-def _weight_text(mixture: Mixture, name: str) -> str:
-    if not mixture.weights:
-        return ""
-    return f"{mixture.weights[name] / sum(mixture.weights.values()):6.1%}  "
 
 
 def _use(batches: int, length: int | None) -> str:

@@ -87,7 +87,9 @@ class NestedValidation:
         """Answer the waiting rank if this rank is past the place and will not call validate() there."""
         if self.count >= self._awaited:
             return
-        if self.run.boundary.polls <= self._polls and not self._waits():
+        if self.run.boundary.polls <= self._polls and not waits_for_ranks(
+            stack_of(self._thread), backward=False
+        ):  # the main thread is not in a collective, which would be a later one
             self._since = None
             return
         now = time.monotonic()
@@ -95,10 +97,6 @@ class NestedValidation:
         if self.run.boundary.polls > self._polls or now - self._since >= PAST_AFTER:
             self._messages.set(f"nested/{self._awaited}/past", str(self.run.strategy.rank))
             self._awaited = 0
-
-    def _waits(self) -> bool:
-        """Return whether the main thread waits in a collective, which must be a later one."""
-        return waits_for_ranks(stack_of(self._thread), backward=False)
 
 
 # ---- liveness: notice that a rank has died without a message
@@ -125,30 +123,24 @@ class LivenessRing:
         close_in_children(self._wake_reader, self._wake_writer)
         self._outgoing: socket.socket | None = None
         self._server: socket.socket | None = None
-        address = ""
         try:
-            address = self._listen()
-        except OSError as error:
-            log.warning("Rank %d cannot be watched (%s): its death is noticed later.", rank, error)
-        try:
-            addresses = gather(address)
+            addresses = gather(self._listen(rank))
         except BaseException:
             self.leave()
             raise
         self.next = (rank + 1) % len(addresses)
-        if not addresses[self.next]:
-            return  # that rank has said why
-        try:
+        if addresses[self.next]:  # else that rank has said why
             self._connect(addresses[self.next])
-        except OSError as error:
-            log.warning(
-                "Rank %d cannot be watched from here (%s): its death is noticed later.", self.next, error
-            )
 
-    def _listen(self) -> str:
-        """Listen for the rank before this one, and return the address."""
-        host = own_address()
-        self._server = socket.create_server((host, 0), family=_family(host))
+    def _listen(self, rank: int) -> str:
+        """Listen for the rank before this one, and return the address; empty if that is not possible."""
+        try:
+            host = own_address()
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._server = socket.create_server((host, 0), family=family)
+        except OSError as error:
+            log.warning("Rank %d cannot be watched (%s): its death is noticed later.", rank, error)
+            return ""
         # a copy in a worker process would keep connections open after this process has died
         close_in_children(self._server)
         self._server.setblocking(False)
@@ -157,9 +149,14 @@ class LivenessRing:
     def _connect(self, address: str) -> None:
         """Connect to the next rank."""
         port, _, host = address.partition(" ")
-        self._outgoing = socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT)
-        close_in_children(self._outgoing)
-        keep_alive(self._outgoing)
+        try:
+            self._outgoing = socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT)
+            close_in_children(self._outgoing)
+            keep_alive(self._outgoing)
+        except OSError as error:
+            log.warning(
+                "Rank %d cannot be watched from here (%s): its death is noticed later.", self.next, error
+            )
 
     def lost(self, seconds: float) -> bool:
         """Wait for so many seconds; return whether the next rank has died meanwhile."""
@@ -217,10 +214,6 @@ def keep_alive(connection: socket.socket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
 # ---- the monitor
 
 
@@ -257,6 +250,10 @@ class Failure:
     def __str__(self) -> str:
         return f"Rank {self.rank} has failed: {self.text}"
 
+    def peer_error(self) -> PeerError:
+        """Return the error of another rank."""
+        return PeerError(f"{self} This rank cannot continue without it.")
+
 
 class RankMonitor:
     """Report this rank's failure to the other ranks, and end this rank when another one fails."""
@@ -275,8 +272,6 @@ class RankMonitor:
 
     def __enter__(self) -> None:
         run, ranks = self.run, self.run.strategy.ranks
-        if ranks.alone:
-            return
         # a new name for each run: the messages of an earlier run may still be in the store
         self._name = ranks.from_zero(uuid.uuid4().hex)
         # one connection for each thread
@@ -292,8 +287,6 @@ class RankMonitor:
             thread.start()
 
     def __exit__(self, *error: object) -> None:
-        if not self._threads:
-            return
         self._over.set()
         self._liveness.wake()
         for thread in self._threads:
@@ -315,19 +308,14 @@ class RankMonitor:
         if is_lost_connection(error):
             self._failed.wait(DEATH_REPORT_SECONDS)  # the rank before the one that died reports it
         if self.failure is None:
-            kind, text = error_text(error)
-            self.post(f"{kind}: {text[:MAX_MESSAGE]}{where_failed(error)}.")
+            self.post(failure_text(error))
         elif self.failure.rank != self.run.strategy.rank and not isinstance(error, PeerError):
             if is_lost_connection(error):
-                return self._error_of_peer(error)
+                peer = self.failure.peer_error()
+                peer.__cause__ = error
+                peer.add_note(error.__notes__.pop())  # the last one is the position of this rank
+                return peer
             error.add_note(f"{self.failure} This rank could not continue without it.")
-        return error
-
-    def _error_of_peer(self, lost: BaseException) -> PeerError:
-        """Return an error that names the failed rank, with the position of this one (the last note)."""
-        error = PeerError(f"{self.failure} This rank cannot continue without it.")
-        error.__cause__ = lost
-        error.add_note(lost.__notes__.pop())
         return error
 
     def post(self, text: str, failed: bool = True) -> None:
@@ -358,7 +346,7 @@ class RankMonitor:
     def raise_failure(self) -> None:
         """Raise `PeerError` if another rank has failed and this one is not ending yet."""
         if self.failure is not None and self.run.state.exception is None and not self._over.is_set():
-            raise PeerError(f"{self.failure} This rank cannot continue without it.")
+            raise self.failure.peer_error()
 
     # ---- another rank fails --------------------------------------------------------------------------------
 
@@ -415,11 +403,9 @@ class RankMonitor:
 
     def _interrupt(self) -> None:
         """Interrupt a busy hook so that it can end in good order: our SIGTERM handler raises `PeerError`."""
-        if (
-            not self._interrupted
-            and self._error is None
-            and _is_our_handler(signal.getsignal(signal.SIGTERM))
-        ):
+        handler = signal.getsignal(signal.SIGTERM)
+        is_ours = isinstance(getattr(handler, "__self__", None), Signals)
+        if not self._interrupted and self._error is None and is_ours:
             os.kill(os.getpid(), signal.SIGTERM)
         self._interrupted = True
 
@@ -467,13 +453,12 @@ class RankFailures:
         if not isinstance(error, Exception) or isinstance(error, PeerError):
             return error
         if not is_lost_connection(error):
-            kind, text = error_text(error)
-            self._post(Failure(self._ranks.rank, f"{kind}: {text[:MAX_MESSAGE]}{where_failed(error)}."))
+            self._post(Failure(self._ranks.rank, failure_text(error)))
             return error
         failure = self._find()
         if failure is None or failure.rank == self._ranks.rank:
             return error
-        peer = PeerError(f"{failure} This rank cannot continue without it.")
+        peer = failure.peer_error()
         peer.__cause__ = error
         return peer
 
@@ -509,14 +494,10 @@ def wait_at_exit(thread: threading.Thread) -> None:
     atexit.register(join, thread, LEAVING)
 
 
-def _is_our_handler(handler: Any) -> bool:
-    return isinstance(getattr(handler, "__self__", None), Signals)
-
-
-def where_failed(error: BaseException) -> str:
-    """Return the first note of an error, which names the hook and event, or the position of the run."""
-    notes = getattr(error, "__notes__", [])
-    return f" ({notes[0]})" if notes else ""
+def failure_text(error: BaseException) -> str:
+    """Return an error with its first note, which names the hook and event, or the position of the run."""
+    (kind, text), notes = error_text(error), getattr(error, "__notes__", [])
+    return f"{kind}: {text[:MAX_MESSAGE]}{f' ({notes[0]})' if notes else ''}."
 
 
 def is_lost_connection(error: BaseException) -> bool:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Never
 
 from hookline.distributed.comm import Round
-from hookline.engine.listener import Listener
 from hookline.reliability.signals import stop_for_signal
 from hookline.run.commands import Boundary, run_commands
 from hookline.run.run import Run
@@ -34,8 +33,8 @@ class RankSync(Boundary):
         self.ranks = run.strategy.ranks
         self.stop = False
         """Whether the ranks have agreed to stop; `should_stop` of the state is this rank's own request."""
-        self.steers_batches = False
-        """Whether a hook on some rank may end an epoch for all ranks."""
+        self.waits_for_signals = False
+        """Whether a hook on some rank may end an epoch for all ranks, so that they exchange its signals."""
         self.steers_updates = False
         """Whether a hook on some rank may skip an update for all ranks."""
         self.polls = 0
@@ -61,11 +60,6 @@ class RankSync(Boundary):
     def is_stopping(self) -> bool:
         """Whether the ranks have agreed to stop."""
         return self.stop
-
-    @property
-    def waits_for_signals(self) -> bool:  # type: ignore[override]
-        """Whether all ranks exchange the signals that hooks return before a batch."""
-        return self.steers_batches
 
     @property
     def signal_filters(self) -> tuple[Callable[[Signal | None], Signal | None], ...]:
@@ -116,11 +110,9 @@ class RankSync(Boundary):
     def _ask(self, kind: int) -> Round:
         run, s = self.run, self.run.state
         self.polls += 1
-        requests = len(self._requests()) if run.saves.requests else 0
-        if run.plan.asked_at is not self._shared:
-            requests += 1
-        if self._rollback is not None:
-            requests += 1
+        has_other_hooks, has_rollback = run.plan.asked_at is not self._shared, self._rollback is not None
+        saves = len(self._requests()) if run.saves.requests else 0
+        requests = saves + has_other_hooks + has_rollback
         is_signalled = run.signals.received > 0 and not run.signals.number
         is_new = (
             s.should_stop is not self.stop
@@ -205,10 +197,12 @@ class RankSync(Boundary):
         """
         run, hooks = self.run, self.run.state.hooks
         self._shared = run.plan.asked_at
+        # hooks that are switched off may be switched on again
+        switched_off = [x for entry in hooks.entries() if not entry.enabled for x in entry.listeners]
         steering = {
             event
             for event in STEERED
-            for each in (*run.plan.listeners(event), *_switched_off(hooks))
+            for each in (*run.plan.listeners(event), *switched_off)
             if each.event.name == event and each.steers
         }
         return [{event: sorted(facts) for event, facts in self._shared.items()}, sorted(steering)]
@@ -221,7 +215,7 @@ class RankSync(Boundary):
                 wanted[event] = wanted.get(event, frozenset()).union(names)
         self.run.plan.agree_on_wants(wanted)
         steering = {event for _, events in of_all for event in events}
-        self.steers_batches, self.steers_updates = (event in steering for event in STEERED)
+        self.waits_for_signals, self.steers_updates = (event in steering for event in STEERED)
 
     def refuse(self, signal: Signal) -> Never:
         """Raise, because a hook that was just added returned a signal that the other ranks do not expect."""
@@ -236,7 +230,7 @@ class RankSync(Boundary):
 
         A skipped batch is skipped on its own rank; on all ranks if the forward pass communicates.
         """
-        if not self.steers_batches:
+        if not self.waits_for_signals:
             return signal if signal is None else self.refuse(signal)
         most = self.ranks.largest((0 if signal is None else signal.strength,)).read()[0]
         if most and self.run.strategy.forward_communicates:
@@ -257,11 +251,6 @@ class RankSync(Boundary):
                 f"would no longer be the same: {by_rank}."
             )
         return SKIP_STEP if most == SKIP_STEP.strength else signal
-
-
-def _switched_off(hooks: Any) -> list[Listener]:
-    """Return the listeners of disabled hooks, which may be enabled again."""
-    return [listener for entry in hooks.entries() if not entry.enabled for listener in entry.listeners]
 
 
 def _describe_position(position: int) -> str:

@@ -140,11 +140,6 @@ class RankGradientSync:
             assert self.run.step is not None
             self.run.step.update.clear_gradients()
 
-    def _sync_now(self) -> None:
-        self.run.strategy.sync_gradients(True)
-        self._syncs = True
-        self._sync_without_batch(after_forward=False)
-
     def _sync_without_batch(self, after_forward: bool) -> None:
         if self.run.window.count == 0:
             self.clear_gradients()  # the gradients of the last step must not be averaged
@@ -168,7 +163,9 @@ class RankGradientSync:
         run = self.run
         ranks = run.strategy.ranks
         if not self._is_synced:  # the window ended early, on every rank
-            self._sync_now()
+            run.strategy.sync_gradients(True)
+            self._syncs = True
+            self._sync_without_batch(after_forward=False)
         self._is_synced = self.is_clear = False
         if self._answer is None:
             self._ask(run.window.count)
