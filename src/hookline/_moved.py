@@ -55,8 +55,8 @@ class MovedFinder:
         if fullname.startswith("hookline.") and (now := new_name(fullname)):
             return ModuleSpec(fullname, MovedLoader(now))
         package, _, name = fullname.rpartition(".")
-        if told := import_instead(package, name):
-            raise ImportError(f"cannot import name {name!r} from {package!r}{told}", name=fullname)
+        if advice := import_instead(package, name):
+            raise ImportError(f"cannot import name {name!r} from {package!r}{advice}", name=fullname)
         return None
 
 

@@ -17,7 +17,7 @@ from hookline import DataModule, Module
 
 
 class Classifier(Module):
-    """Tells which of the first three numbers is the largest."""
+    """Predict which of the first three numbers is the largest."""
 
     def __init__(self, width: int = 16, lr: float = 0.01) -> None:
         super().__init__()

@@ -31,9 +31,9 @@ UNSEEDED = 2**32
 def seed_everything(seed: int, **unknown: Never) -> None:
     """Seed Python, NumPy and torch, on the CPU and on every accelerator. seed: from 0 to 2**64 - 1."""
     for name in unknown:
-        told = " Leave it out: Hookline seeds the workers of loaders itself." if name == "workers" else ""
+        advice = " Leave it out: Hookline seeds the workers of loaders itself." if name == "workers" else ""
         raise OptionError(
-            f"seed_everything() has no argument {name!r}.{told}", option=name, allowed=("seed",)
+            f"seed_everything() has no argument {name!r}.{advice}", option=name, allowed=("seed",)
         )
     check_seed("seed", seed)
     random.seed(seed)

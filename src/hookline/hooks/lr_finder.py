@@ -160,13 +160,13 @@ class LRFinder(Hook):
         losses, self._window = self._window, []
         if self._snapshot is None:
             return
-        told = trainer.strategy.ranks.gather_numbers(
+        totals = trainer.strategy.ranks.gather_numbers(
             [sum(losses), len(losses)]
         )  # one curve, and one suggestion, for all ranks
-        count = math.fsum(each for _, each in told)
+        count = math.fsum(each for _, each in totals)
         if not count:
             return
-        loss = sum(each for each, _ in told) / count
+        loss = sum(each for each, _ in totals) / count
         if made and math.isfinite(loss):
             self.lrs.append(self._next())
             self.losses.append(loss)

@@ -399,9 +399,9 @@ def refuse_unknown_options(
         if name not in names
     }
     if unknown:
-        told = "\n".join(f"{owner} has no option {name!r}.{near}" for name, near in unknown.items())
+        problems = "\n".join(f"{owner} has no option {name!r}.{near}" for name, near in unknown.items())
         rest = listed if all(unknown.values()) else f" Options: {', '.join(names)}."
-        raise OptionError(told + rest, option=next(iter(unknown)), allowed=names)
+        raise OptionError(problems + rest, option=next(iter(unknown)), allowed=names)
 
 
 OF_FIT = ("module", "train", "val", "datamodule", "loss", "step", "optimizer", "mixture", "resume")

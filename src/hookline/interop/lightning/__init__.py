@@ -32,10 +32,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Return `callbacks`, or a callback of it, which is imported when it is first used."""
-    told = import_instead(__name__, name)
+    advice = import_instead(__name__, name)
     # a submodule, or a name of Python's import system
-    if told or (name != "callbacks" and not name[:1].isupper()):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{told}")
+    if advice or (name != "callbacks" and not name[:1].isupper()):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{advice}")
     import hookline.interop.lightning.callbacks as callbacks  # `from ... import` would call this function
 
     return callbacks if name == "callbacks" else getattr(callbacks, name)

@@ -359,7 +359,7 @@ def as_saved_next(run: Run) -> Iterator[Callable[[dict[str, Any]], None]]:
     s, progress = run.state, run.progress
     fields: dict[str, Any] = {}
     logged: dict[str, Any] | None = None
-    owed: dict[str, bool] = {}
+    due: dict[str, bool] = {}
     event = current_event(run)
     is_epoch_over = event == "on_train_epoch_end" and s.epochs_seen > s.epoch
     now = (s.epoch, s.batches_seen)
@@ -369,16 +369,16 @@ def as_saved_next(run: Run) -> Iterator[Callable[[dict[str, Any]], None]]:
     elif is_epoch_over:
         fields, logged = {"position": 0}, {}
         if any(each.needs_metric and each.interval == "epoch" for each in run.schedules):
-            owed["owes_schedulers"] = True
+            due["owes_schedulers"] = True
     elif event in BATCH_ENDS:
         every = run.traits.rules.validation_interval(run)
         if every and progress.position % every == 0 and progress.validated_at != now:
-            owed["owes_validation"] = True
+            due["owes_validation"] = True
     if event == "on_train_epoch_end":
         fields["revision"] = progress.revision + 1  # the loop counts the hooks of this event as a change
 
     def complete(contents: dict[str, Any]) -> None:
-        contents["position"] |= owed
+        contents["position"] |= due
         if logged is not None:
             contents["log"]["pending"] = logged
         saved = contents["metric_objects"]
