@@ -674,3 +674,82 @@ def test_a_kill_during_the_write_leaves_a_whole_file_and_the_resume_is_bit_exact
     resumed = fit(Trainer, one_file(), seed=8, max_epochs=4, ckpt_path="kept/only.ckpt")
     assert_same(fit(Trainer, max_epochs=4, enable_checkpointing=False), resumed)
     assert os.listdir("kept") == ["only.ckpt"]
+
+
+class Sums(pl.LightningModule):
+    """A model whose gradient is the mean of its batches, and which keeps the gradient of each update."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1, bias=False)
+        self.gradients: list[float] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return (self.layer.weight * batch).sum()
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        assert self.layer.weight.grad is not None
+        self.gradients.append(round(self.layer.weight.grad.item(), 3))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(torch.arange(1.0, 11.0), batch_size=1)
+
+
+class SumsByHand(Sums):
+    """Updates after every third batch itself."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer: Any = self.optimizers()
+        self.manual_backward(super().training_step(batch, batch_idx) / 3)
+        if batch_idx % 3 == 2:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+class SavesAt(pl.Callback):
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == self.batch and trainer.current_epoch == 0:
+            trainer.save_checkpoint("window.ckpt")
+
+
+@pytest.mark.parametrize("model", [Sums, SumsByHand])
+@pytest.mark.parametrize("batch", [0, 1, 2])
+def test_a_resume_continues_an_open_accumulation_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: int, model: type[Sums]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    windows = {"accumulate_grad_batches": 3} if model.automatic_optimization else {}
+    whole, resumed = model(), model()
+    make(Trainer, SavesAt(batch), max_epochs=1, **windows).fit(whole)
+    make(Trainer, max_epochs=1, **windows).fit(resumed, ckpt_path="window.ckpt")
+    assert resumed.gradients == whole.gradients[batch == 2 :]
+    assert torch.equal(resumed.layer.weight, whole.layer.weight)
+
+
+@pytest.mark.parametrize(("batch", "updates"), [(4, 7), (5, 6), (9, 4)])
+def test_a_file_that_lightning_saved_inside_a_window_gives_as_many_updates_as_in_lightning(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    batch: int,
+    updates: int,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = {"max_epochs": 2, "accumulate_grad_batches": 3}
+    make(pl.Trainer, SavesAt(batch), **options).fit(Sums())
+    theirs, ours, native = Sums(), Sums(), Sums()
+    make(pl.Trainer, **options).fit(theirs, ckpt_path="window.ckpt")
+    make(Trainer, **options).fit(ours, ckpt_path="window.ckpt")
+    hookline.Trainer(**options, logger=False, enable_progress_bar=False, checkpoint=False).fit(
+        native, resume="window.ckpt"
+    )
+    assert [len(each.gradients) for each in (theirs, ours, native)] == [updates] * 3
+    assert ("saved inside an accumulation window" in caplog.text) == (batch == 4)

@@ -67,6 +67,21 @@ class Frozen(Net):
             parameter.requires_grad_(name.startswith(("head", "again", "gain")))
 
 
+class ByHand(Net):
+    """The same with manual optimization, which updates after every third batch."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch)
+        optimizer = self.optimizers()
+        self.manual_backward(loss / 3)
+        if batch_idx % 3 == 2:
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss
+
+
 class Record(Hook):
     """Which samples this rank used at which step, every loss and every validation."""
 

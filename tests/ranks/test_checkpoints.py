@@ -30,7 +30,7 @@ TRAINED = """
 import json, os
 import torch
 from hookline import FSDP
-from ranks.checkpointed import Net, SaveAt, digest, train
+from ranks.checkpointed import ByHand, Net, SaveAt, digest, train
 
 found = {}
 for strategy in ("ddp", "fsdp"):
@@ -56,8 +56,8 @@ class Layered(Net):  # torch has no batch norm of mixed types
 others = {"accelerate": {"strategy": "accelerate"}, "hsdp": {"strategy": FSDP(device="cpu", replicas=2), "device": "auto"},
           "ddp 16-mixed": {"strategy": "ddp", "precision": "16-mixed"},
           "fsdp bf16-mixed": {"strategy": "fsdp", "precision": "bf16-mixed", "make": Layered}}
-for name in OTHERS:
-    options = others[name]
+BY_HAND = {f"{each} by hand": {"strategy": each, "make": ByHand, "accumulate_grad_batches": 1} for each in ("ddp", "fsdp")}
+for name, options in [*((each, others[each]) for each in OTHERS), *BY_HAND.items()]:
     options = {"accumulate_grad_batches": 3, "run_dir": name, **options}
     found[name] = {"whole": digest(*train(hooks=[SaveAt(4)], **options))}
     found[name]["resumed"] = digest(*train(hooks=[SaveAt()], resume=f"{name}/checkpoints/batch-4", **options))
@@ -217,7 +217,7 @@ def test_a_run_cut_inside_an_accumulation_window_ends_with_the_same_bits_on_each
     assert trained[0][strategy]["whole"]["weights"] == trained[1][strategy]["whole"]["weights"]
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", [*OTHERS, "ddp by hand", "fsdp by hand"])
 def test_other_ways_to_run_resume_exactly_too(trained: Any, name: str) -> None:
     for rank in trained:
         assert rank[name]["resumed"] == rank[name]["whole"]

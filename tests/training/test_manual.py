@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -362,3 +363,61 @@ def test_a_loss_without_a_graph_is_refused_by_manual_backward_too() -> None:
 
     with pytest.raises(LossError, match="cannot be differentiated"):
         quiet().fit(Detaches(), batches(1))
+
+
+class Accumulates(Net):
+    """Updates after every third batch of the run, also across the end of an epoch."""
+
+    automatic_optimization = False
+
+    def __init__(self, fails_at: int = -1, fails_inside: bool = False) -> None:
+        super().__init__()
+        self.register_buffer("batches", torch.zeros(1))
+        self.fails_at, self.fails_inside = fails_at, fails_inside
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        is_broken = int(self.batches) == self.fails_at
+        if is_broken and not self.fails_inside:
+            raise RuntimeError("broken")
+        self.manual_backward(F.mse_loss(self.layer(batch[0]), batch[1]))
+        if is_broken:
+            raise RuntimeError("broken")
+        self.batches += 1
+        if self.batches % 3 == 0:
+            self.optimizers().step()
+            self.optimizers().zero_grad()
+
+
+@pytest.mark.parametrize("fails_at", range(3, 8))
+def test_gradients_that_a_manual_step_accumulates_survive_a_resume(tmp_path: Path, fails_at: int) -> None:
+    def run(module: Net, **options: Any) -> Net:
+        torch.manual_seed(0)
+        with torch.no_grad():
+            for each in module.layer.parameters():
+                each.copy_(torch.randn_like(each))
+        trainer = quiet(max_epochs=2, run_dir=tmp_path / "run", seed=0, checkpoint={"last": True}, **options)
+        trainer.fit(module, batches(4), resume="auto")
+        return module
+
+    whole = Accumulates()
+    torch.manual_seed(0)
+    for each in whole.layer.parameters():
+        each.data.copy_(torch.randn_like(each))
+    quiet(max_epochs=2, seed=0).fit(whole, batches(4))
+    with pytest.raises(RuntimeError, match="broken"):
+        run(Accumulates(fails_at))
+    resumed = Accumulates()
+    stale = torch.full_like(resumed.layer.weight, 7.0)
+    resumed.layer.weight.grad = stale  # of an earlier run in the same process
+    assert torch.equal(run(resumed).layer.weight, whole.layer.weight)
+    assert int(resumed.batches) == 8
+
+
+def test_a_manual_step_that_fails_after_its_backward_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for inside in (False, True):
+        caplog.clear()
+        with pytest.raises(RuntimeError, match="broken"):
+            quiet(run_dir=tmp_path / str(inside), checkpoint={"last": True}).fit(Accumulates(4, inside), batches(8))
+        assert ("failed after it had called backward" in caplog.text) == inside

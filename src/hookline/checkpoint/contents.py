@@ -191,6 +191,7 @@ _is_log = _has(
 WEIGHTING: dict[str, TypeCheck] = {"by": _one_of(ACCUMULATE_BY), "unit": _is_amount, "correction": _is_amount}
 """Entries of an accumulation window that also exist between two windows."""
 _is_weighting = _has(WEIGHTING, optional=WEIGHTING)
+_are_gradients = _values(lambda gradient: isinstance(gradient, Tensor | ShardedTensor))
 _is_open_window = _has(
     {
         "batches": is_whole,
@@ -201,16 +202,27 @@ _is_open_window = _has(
         "factors": _list_of(_is_value),
         "held": _list_of(_items_of(_is_value, _is_value, is_text)),
         "fed": _values(_is_amount, is_key=is_whole),
-        "gradients": _values(lambda gradient: isinstance(gradient, Tensor | ShardedTensor)),
+        "gradients": _are_gradients,
         **WEIGHTING,
     },
     optional=["factors", *WEIGHTING],
 )
 
 
+_is_other_window = _has(
+    {
+        "gradients": _are_gradients,  # of manual optimization
+        "is_lost": _is_flag,  # of a file of Lightning, which has no gradients
+    },
+    optional=["gradients", "is_lost"],
+)
+
+
 def _is_window(value: Any) -> bool:
     is_between = isinstance(value, dict) and value.keys() <= WEIGHTING.keys()
-    return _is_weighting(value) if is_between else _is_open_window(value)
+    if is_between:
+        return _is_weighting(value)
+    return _is_open_window(value) or _is_other_window(value)
 
 
 _is_position = _has(

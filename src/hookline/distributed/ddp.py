@@ -115,6 +115,8 @@ class DDP(MultiRankStrategy):
             return call()
         if list(map(is_trained, self._parameters)) != self._trained:
             self._wrap()
+        if self._is_manual:  # a forward whose backward is not synced by the wrapper would stop its broadcasts
+            self._wrapped.require_forward_param_sync = True
         # with static_graph the wrapper records the graph in the first backward, which must therefore sync
         if self.options["static_graph"] and not self._is_manual:
             self._wrapped.require_backward_grad_sync = self._syncs or not self._has_begun

@@ -362,6 +362,8 @@ class Manual:
     unscale: Callable[[Any], Any] = lambda optimizer: None
     backward: Callable[..., None] = lambda loss: None
     optimizers: list[Any] = field(default_factory=list)
+    is_inside: bool = False
+    """Whether the training step has called backward or an optimizer and has not ended yet."""
 
     def forget_scaling(self) -> None:
         """Forget which optimizers have unscaled their gradients and made their steps."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from torch import Tensor
@@ -15,6 +16,8 @@ from hookline.training.batch_events import UpdateEvents, set_loss, skip_step
 from hookline.training.step import TrainStep
 from hookline.training.update import Update, overflowed
 from hookline.util.errors import SKIP_STEP, STEP_DONE, HooklineError, LossError, Signal
+
+log = logging.getLogger("hookline")
 
 
 class ManualStep(TrainStep):
@@ -35,6 +38,7 @@ class ManualStep(TrainStep):
     def learn(self) -> None:
         """Record the loss; the training step has done everything else."""
         run, s = self.run, self.state
+        run.manual.is_inside = False
         if run.traits.scaler is not None and run.manual.unscaled:
             run.traits.scaler.update()
             run.manual.forget_scaling()
@@ -61,7 +65,13 @@ class ManualStep(TrainStep):
             add(loss, self.weight)
 
     def close_failed_batch(self) -> None:
-        """Do nothing: it is not known what a manual step did before it failed."""
+        """Warn of what a training step did before it failed: it cannot be undone."""
+        if self.run.manual.is_inside:
+            log.warning(
+                "The training step failed after it had called backward or an optimizer. The saved state "
+                "contains this, and a resume trains on the batch again: resume from an earlier checkpoint "
+                "for the same bits."
+            )
 
 
 class ManualOptimizer:
@@ -85,6 +95,7 @@ class ManualOptimizer:
     def step(self, closure: Any = None) -> None:
         """Update the weights; the first update of a batch advances `step`."""
         run, s, events = self._run, self._run.state, self._events
+        run.manual.is_inside = True
         events.focus(self._index, self.optimizer)
         if not run.traits.is_manual:
             refuse_automatic(run, "step() on what self.optimizers() returns")
@@ -155,6 +166,7 @@ def manual_backward(run: Run, loss: Tensor, **options: Any) -> None:
     if not isinstance(loss, Tensor) or not loss.requires_grad:
         raise LossError(cannot_train_on(s))
     s.current.backward_options = options
+    run.manual.is_inside = True
     assert run.step is not None
     value = run.step.backward(loss)
     s.current.backward_options = {}

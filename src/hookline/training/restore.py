@@ -22,7 +22,7 @@ from hookline.checkpoint.base_weights import (
     other_base,
     with_base,
 )
-from hookline.checkpoint.contents import check_like, is_number, put_gradients
+from hookline.checkpoint.contents import check_like, clear_gradients, is_number, put_gradients
 from hookline.checkpoint.sharded import (
     is_dtensor,
     materialize,
@@ -258,6 +258,8 @@ def restore_progress(run: Run) -> None:
         if run.data.router is not None:
             run.data.router.load_state_dict(contents["feeding"])
     with restoring(run.resume.path, "the accumulation window, or what was logged,"):
+        if contents["window"].pop("is_lost", False):
+            restart_window(run)
         restore_window(run, contents["window"])
         s.log.newest.raw().update(contents["metrics"])
         s.log.load_state_dict(contents["log"])
@@ -291,6 +293,7 @@ def refuse_other_optimizers(saved: list[str] | None, here: list[str], path: Any)
 def restore_window(run: Run, saved: dict[str, Any]) -> None:
     """Reopen the accumulation window that the run was in."""
     window, grads = run.window, saved.get("gradients", {})
+    clear_gradients(run.module, run.state.wrapped_model)  # those that an earlier run has left in the module
     by = saved.get("by", "batches")  # older checkpoints do not have it
     if by != window.by:
         if saved.get("batches"):
@@ -308,6 +311,21 @@ def restore_window(run: Run, saved: dict[str, Any]) -> None:
     put_gradients(run.module, run.state.wrapped_model, grads)
     if run.gradient_sync is not None:
         run.gradient_sync.is_clear = bool(grads)
+
+
+def restart_window(run: Run) -> None:
+    """Continue a window whose gradients the file does not hold, with an update after as many batches."""
+    window, size = run.window, run.traits.accumulate
+    window.batches = run.progress.position % size
+    if window.batches:
+        window.size = size
+        log.warning(
+            "%s was saved inside an accumulation window, without its gradients. Its update is made with the "
+            "last %d of its %d batches, as in Lightning.",
+            shown(run.resume.path),
+            size - window.batches,
+            size,
+        )
 
 
 def restore_metric_objects(run: Run) -> None:

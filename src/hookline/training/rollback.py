@@ -30,7 +30,6 @@ from hookline.checkpoint.catalog import (
     save_number,
     with_outside,
 )
-from hookline.checkpoint.contents import clear_gradients
 from hookline.checkpoint.files import read_manifest, read_on_all_ranks
 from hookline.metrics.metric_objects import metric_objects
 from hookline.reliability.model_location import kept_best
@@ -219,7 +218,6 @@ def _clear_state(run: Run, saved: dict[str, Any]) -> None:
     run.data.train.leave(saved["loader"])
     run.saves.first_batches = None
     restart_accumulation(run)
-    clear_gradients(run.module, s.wrapped_model)
     run.strategy.drop_window()
     if run.gradient_sync is not None:
         run.gradient_sync = run.gradient_sync.renewed()

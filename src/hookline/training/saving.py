@@ -393,6 +393,9 @@ def copy_small(value: Any) -> Any:
 def open_window(run: Run) -> dict[str, Any]:
     """Return the open accumulation window with its gradients."""
     window = run.window
+    if run.traits.is_manual:  # the training step decides how long gradients accumulate, also over epochs
+        grads = window_gradients(run.module, run.state.wrapped_model)
+        return {"gradients": grads} if grads else {}
     if not window.batches:
         # the unit of the next window depends on these; without them float16 may round differently
         return (

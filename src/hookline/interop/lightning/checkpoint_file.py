@@ -351,7 +351,6 @@ def _foreign_contents(found: dict[str, Any], path: Path | str) -> dict[str, Any]
         "settings": None,
         "precision": found.get("MixedPrecision") or {},
         **_progress_of(found),
-        "window": {},
         "log": MetricLog().state_dict(),
         "filters": {},
         "metrics": {},
@@ -363,7 +362,9 @@ def _foreign_contents(found: dict[str, Any], path: Path | str) -> dict[str, Any]
 
 
 def _progress_of(found: dict[str, Any]) -> dict[str, Any]:
-    """Return the counters and the position, from the progress of Lightning's loops."""
+    """Return the counters, the position and whether an accumulation window may be open, from the progress of
+    Lightning's loops.
+    """
     loops = (found.get("loops") or {}).get("fit_loop") or {}
     epochs = (loops.get("epoch_progress") or {}).get("current") or {}
     batches = loops.get("epoch_loop.batch_progress") or {}
@@ -385,4 +386,8 @@ def _progress_of(found: dict[str, Any]) -> dict[str, Any]:
         step=int(found.get("global_step", 0)),
         batches_seen=seen_batches,
     )
-    return {"counters": counts.state_dict(), "position": progress.state_dict()}
+    return {
+        "counters": counts.state_dict(),
+        "position": progress.state_dict(),
+        "window": {"is_lost": True} if progress.position and not batches.get("is_last_batch") else {},
+    }

@@ -59,8 +59,8 @@ class LoopTrainer(HooklineTrainer):
             self.shows_model = False  # a search trains no model
             return None
         shown = self.lightning_trainer
-        if shown is not None:
-            run.module.zero_grad()  # a stage begins without gradients
+        if shown is not None and (run.stage != "fit" or run.resume.path is None):
+            run.module.zero_grad()  # a stage begins without gradients, but for those of a checkpoint
         try:
             return body(run)
         except Exception as error:
