@@ -53,6 +53,13 @@ def test_explain_names_the_differences_of_two_configurations(capsys: pytest.Capt
     assert json.loads(said(capsys, "explain", "--diff", "run.toml", "fails.toml", "--json"))["differences"]
 
 
+def test_two_spellings_of_a_part_are_equal(capsys: pytest.CaptureFixture[str]) -> None:
+    short, table = 'module = "{}"\n', '[module]\nclass_path = "{}"\n'
+    for name, part in (("short.toml", short), ("table.toml", table)):
+        Path(name).write_text(part.format("hookline.testing.TinyModule"))
+    assert said(capsys, "explain", "--diff", "short.toml", "table.toml").startswith("The same settings")
+
+
 def test_it_names_settings_that_no_listener_shows_and_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
     monitor = '[hooks.gradient_monitor]\nlog_frequency = {}\nbudget = "{}"\n[hooks.webhook]\nurl = "https://example.org/{}"\n'
     Path("one.toml").write_text(TRACED_RUN + monitor.format(10, "1%", "first-secret"))

@@ -274,6 +274,12 @@ def test_a_fit_says_which_step_is_on_disk(project: Path, capsys: pytest.CaptureF
     assert main(["fit", config, "--trainer.run_dir", "trained", *keep, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["last_state_saved"] is True and said["checkpoint_step"] == said["step"] == int(step[1])
+    for stage in ("validate", "predict"):
+        trained = [stage, config, "--trainer.run_dir", "trained", "--checkpoint", "auto"]
+        assert main([*trained, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["checkpoint"] == said["checkpoint"]
+        assert main(trained) == 0
+        assert f"checkpoint: {said['checkpoint']}\n" in capsys.readouterr().out
     assert main(["fit", config, "--trainer.run_dir", "lost", "--trainer.checkpoint=false"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "Model: not saved, because of checkpoint=False."
     assert main(["fit", config, "--trainer.run_dir", "trial", "--trainer.fast_dev_run=true"]) == 0

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import preloaded
 import pytest
+from tiny import Net, batches, quiet
 
 from hookline.run import provenance
 from hookline.run.provenance import git_state, versions
@@ -190,3 +191,11 @@ def test_a_web_address_on_the_command_line_has_its_host_alone_and_other_urls_kee
     given: str, said: str
 ) -> None:
     assert command_line(["fit", given]) == f"fit {said}"
+
+
+def test_the_filters_of_a_function_hook_are_recorded_in_words(tmp_path: Path) -> None:
+    trainer = quiet(run_dir=tmp_path, logger=True)
+    trainer.on("step_end", every="5 steps", once=True)(lambda step: None)
+    trainer.fit(Net(), batches(2))
+    recorded = json.loads((tmp_path / "run.json").read_text())["hooks"]["function"]["params"]
+    assert recorded["when"] == "every 5 steps, once"

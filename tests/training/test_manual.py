@@ -419,5 +419,7 @@ def test_a_manual_step_that_fails_after_its_backward_is_warned_of(
     for inside in (False, True):
         caplog.clear()
         with pytest.raises(RuntimeError, match="broken"):
-            quiet(run_dir=tmp_path / str(inside), checkpoint={"last": True}).fit(Accumulates(4, inside), batches(8))
+            quiet(run_dir=tmp_path / str(inside), checkpoint={"last": True}).fit(
+                Accumulates(4, inside), batches(8)
+            )
         assert ("failed after it had called backward" in caplog.text) == inside

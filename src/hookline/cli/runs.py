@@ -159,10 +159,14 @@ def _print_result(
     at = state.progress if chosen.command == "fit" else f"step {result['step']:,}"
     print(f"{chosen.command} {result['status']}{reason} at {at}{': ' if numbers else ''}{numbers}")
     line = _model_line(trainer) if chosen.command == "fit" else ""  # it has the checkpoint
-    for what in ("predictions", "checkpoint", "run_dir"):
-        if (chosen.command == "fit" and not line) if what == "checkpoint" else result.get(what):
-            text = _checkpoint_text(result) if what == "checkpoint" else result[what]
-            print(f"{what.replace('_dir', ' directory')}: {text}")
+    shown_parts = {
+        "predictions": result.get("predictions"),
+        "checkpoint": "" if line else _checkpoint_text(result),
+        "run directory": result.get("run_dir"),
+    }
+    for what, text in shown_parts.items():
+        if text:
+            print(f"{what}: {text}")
     if interrupted and saved.path is not None:
         again = _resume_command(chosen, overrides, trainer, saved.path)
         print(f"To continue{_to_fill_in(again)}: {again}")
@@ -177,9 +181,14 @@ def _model_line(trainer: Any) -> str:
 
 
 def _newest_on_disk(chosen: argparse.Namespace, trainer: Any, saved: SavedPath) -> dict[str, Any]:
-    """Return the newest checkpoint of a fit, its step, and whether it has the last state of the fit."""
+    """Return the newest checkpoint of a fit, its step, and whether it has the last state of the fit; of an
+    evaluation the checkpoint whose weights it used.
+    """
+    if chosen.command != "fit":
+        used = None if trainer._last is None else trainer._last.resume.path
+        return {"checkpoint": None if used is None else shown(used)}
     run = trainer._fitted
-    if chosen.command != "fit" or run is None:
+    if run is None:
         return {"checkpoint": None}
     path = saved.path or run.resume.path
     if path is None or run.saves.on_disk is None:
@@ -192,6 +201,9 @@ def _newest_on_disk(chosen: argparse.Namespace, trainer: Any, saved: SavedPath) 
 
 
 def _checkpoint_text(result: dict[str, Any]) -> str:
+    """Return the checkpoint that an evaluation used, or what a fit has saved."""
+    if result["command"] != "fit":
+        return result["checkpoint"] or ""
     if result["checkpoint"] is None:
         return "none; nothing of this run is saved"
     missing = (

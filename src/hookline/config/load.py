@@ -74,6 +74,8 @@ SECTIONS: dict[str, str] = {
 
 OF_LIGHTNING = {"model", "data", "seed_everything", "ckpt_path"}
 """Sections of LightningCLI, which has others in common with Hookline."""
+PARTS = ("module", "datamodule", "optimizer", "lr_scheduler")
+"""Sections that are a table with class_path, or only a class path."""
 TYPED = {name: about for name, about in SECTIONS.items() if name != "allow"}
 """Sections that the command line can set as a whole. It has an option `--allow` of its own."""
 
@@ -112,7 +114,7 @@ class Parts:
             made = trainer(**self.trainer_arguments)
         except OptionError as error:
             raise self.source.refused(key_below("trainer", error), error) from error
-        made.resolved_config = plain_values(self.source.values)
+        made.resolved_config = spelled_out(self.source.values)
         for name, hook in self.hooks.items():
             try:
                 made.add_hook(hook, name)
@@ -144,8 +146,7 @@ class Config:
     @property
     def values(self) -> dict[str, Any]:
         """Return all values as plain data, with the overrides of the command line."""
-        values: dict[str, Any] = plain_values(self.source.values)
-        return values
+        return spelled_out(self.source.values)
 
     def _unknown(self, key: str) -> None:
         from hookline.config.sections import option_names
@@ -341,6 +342,16 @@ def load_config(
         source.typed[f"hooks.{name}"] = f"--hook {extra}"
     lay_over(source, settings)
     return Config(source, allow)
+
+
+def spelled_out(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all values as plain data, a part that is only a class path as a table, so that two spellings of
+    one configuration are equal.
+    """
+    return {
+        key: {"class_path": value} if key in PARTS and isinstance(value, str) else value
+        for key, value in plain_values(dict(values)).items()
+    }
 
 
 def _copy_table(values: Mapping[str, Any]) -> dict[str, Any]:

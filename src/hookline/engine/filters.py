@@ -260,6 +260,9 @@ class FilterSettings:
             made.append(_OnceFilter())
         return made
 
+    def __str__(self) -> str:
+        return ", ".join(each.text for each in self.filters())
+
     def __call__(self, function: F) -> F:
         """Mark a hook method or a function with these filters, as a decorator."""
         recipes = [*getattr(function, "__hookline_when__", ()), self]

@@ -22,6 +22,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from hookline._version import __version__
 from hookline.data.loaders import Loader
 from hookline.data.sources import length_of
+from hookline.engine.filters import FilterSettings
 from hookline.engine.init_arguments import InitArguments, cannot_keep, init_arguments
 from hookline.run.run import Run
 from hookline.util.text import command_line, kind_of, mask, mask_text, printable
@@ -122,7 +123,8 @@ def _hook_arguments(hook: Any) -> dict[str, Any]:
     """Return a hook's constructor arguments; plain attributes of the same names have the present values."""
     made, own = init_arguments(hook) or InitArguments(), _argument_attributes(hook)
     present = {name: value for name, value in own.items() if not cannot_keep(value)}
-    return {**made.left_out, **own, **made.recorded, **present}
+    found = {**made.left_out, **own, **made.recorded, **present}
+    return {name: str(each) if type(each) is FilterSettings else each for name, each in found.items()}
 
 
 def _argument_attributes(made: Any) -> dict[str, Any]:

@@ -155,7 +155,7 @@ def warn_of_other_hooks(run: Run) -> None:
     if lost:
         log.warning(
             "%s holds state of hooks that this run does not have, which is not used: %s. State is matched "
-            "by the name of a hook: give the hook that should load it that name.",
+            "by the name of a hook (its attribute `name`; of a callback of Lightning, its state_key).",
             shown(run.resume.path),
             ", ".join(lost),
         )

@@ -245,6 +245,7 @@ CLASSES: Final[Mapping[str, str]] = MappingProxyType(
         "CometLogger": "hookline.loggers.Comet",
         "DDPStrategy": "hookline.DDP",
         "DeviceStatsMonitor": "hookline.hooks.DeviceStats",
+        "EMA": "hookline.hooks.WeightAveraging",
         "EMAWeightAveraging": "hookline.hooks.WeightAveraging",
         "EarlyStoppingCallback": "hookline.hooks.EarlyStopping",
         "FSDPStrategy": "hookline.FSDP",
