@@ -190,7 +190,6 @@ _is_log = _has(
 )
 WEIGHTING: dict[str, TypeCheck] = {"by": _one_of(ACCUMULATE_BY), "unit": _is_amount, "correction": _is_amount}
 """Entries of an accumulation window that also exist between two windows."""
-_is_weighting = _has(WEIGHTING, optional=WEIGHTING)
 _are_gradients = _values(lambda gradient: isinstance(gradient, Tensor | ShardedTensor))
 _is_open_window = _has(
     {
@@ -209,20 +208,17 @@ _is_open_window = _has(
 )
 
 
-_is_other_window = _has(
-    {
-        "gradients": _are_gradients,  # of manual optimization
-        "is_lost": _is_flag,  # of a file of Lightning, which has no gradients
-    },
-    optional=["gradients", "is_lost"],
-)
+_BETWEEN: dict[str, TypeCheck] = {
+    **WEIGHTING,
+    "gradients": _are_gradients,  # of manual optimization, which has no window
+    "is_lost": _is_flag,  # of a file of Lightning, which has no gradients
+}
+_is_between = _has(_BETWEEN, optional=_BETWEEN)
 
 
 def _is_window(value: Any) -> bool:
-    is_between = isinstance(value, dict) and value.keys() <= WEIGHTING.keys()
-    if is_between:
-        return _is_weighting(value)
-    return _is_open_window(value) or _is_other_window(value)
+    is_between = isinstance(value, dict) and value.keys() <= _BETWEEN.keys()
+    return _is_between(value) if is_between else _is_open_window(value)
 
 
 _is_position = _has(
