@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from tiny import batches, quiet
 
 from hookline import Line
 from hookline.cli import main
+from hookline.hooks import ModelCheckpoint
 
 PARTS = """
 import torch
@@ -128,7 +130,8 @@ def test_runs_of_a_program_get_the_interval_and_the_lines_for_the_program(
     out = capsys.readouterr().out
     assert out.startswith("A and B diverge between step 3, which is equal, and step 6: weights.")
     assert "the step cannot be narrowed: a was started by a program" in out
-    assert "with hookline.rewound('a', to=6, module=..., train=..., out='again-a'" in out
+    assert "running" not in out and "not known yet" in out
+    assert "with hookline.rewound('a', to=6, since=3, module=..., train=..., out='again-a'" in out
 
 
 def test_runs_of_hand_written_loops_are_not_run_again(capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,16 +149,19 @@ def test_runs_of_hand_written_loops_are_not_run_again(capsys: pytest.CaptureFixt
 def test_the_lines_for_the_program_find_the_step(capsys: pytest.CaptureFixture[str]) -> None:
     import hookline
 
-    hooks = {"a": [], "b": [AtStepEnd(5, nudge("last.bias"))]}
-    for folder in hooks:
+    hooks: dict[str, list[Any]] = {"a": [], "b": [AtStepEnd(5, nudge("last.bias"))]}
+    for folder, extra in hooks.items():
         torch.manual_seed(3)
-        quiet(run_dir=folder, seed=1, digest=3, logger=True, hooks=hooks[folder]).fit(Net(), samples())
+        # a checkpoint after the divergence: the copies must begin before it
+        extra.append(ModelCheckpoint(every_n_train_steps=5, save_top_k=-1))
+        quiet(run_dir=folder, seed=1, digest=3, logger=True, hooks=extra).fit(Net(), samples())
     for folder in hooks:
         torch.manual_seed(3)
         details = {"every": 1, "modules": True}
         again = hookline.rewound(
             folder,
             to=6,
+            since=3,
             module=Net(),
             train=samples(),
             hooks=hooks[folder],

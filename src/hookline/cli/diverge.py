@@ -93,7 +93,6 @@ def _compare_again(
         # output of hooks and modules must not mix with the result
         with contextlib.redirect_stdout(sys.stderr):
             for path, place, config in zip(report.paths, places, files, strict=True):
-                print(f"running {path} again, up to step {report.divergence.step} ...", file=sys.stderr)
                 run_again(path, report.divergence.step, begin, place, config, allow)
         again = diverge(*places, report.names)
         pairs = zip(report.paths, places, strict=True)
@@ -103,20 +102,16 @@ def _compare_again(
 def run_again(path: Path, to: int, begin: int, out: Path, config: str | None, allow: list[str]) -> None:
     """Run a recorded run again to a step, from a checkpoint of `begin` or before, with digests and audit."""
     from hookline.rewind.rebuild import from_config
-    from hookline.rewind.recorded import Beginning, RecordedRun
+    from hookline.rewind.recorded import RecordedRun
     from hookline.rewind.rerun import RunAgain
 
-    class FromEarlier(RecordedRun):
-        """A recorded run that begins again where it is known to be equal to another."""
-
-        def find_beginning(self, to: int, ranks: Any) -> Beginning:
-            """Return the newest checkpoint at which both runs are equal, or the beginning."""
-            return super().find_beginning(min(to, begin + 1), ranks)
-
-    recorded = FromEarlier(path)
+    recorded = RecordedRun(path)
     if config is None and recorded.config is None:
         raise OptionError(f"{path} was started by a program, which only the program can start again.")
-    again = RunAgain(recorded, to, lambda loggers: from_config(recorded, loggers, config, allow), out=out)
+    print(f"running {path} again, up to step {to} ...", file=sys.stderr)
+    again = RunAgain(
+        recorded, to, lambda loggers: from_config(recorded, loggers, config, allow), since=begin, out=out
+    )
     again.trainer.options.digest = dict(DETAILS)
     again.trainer.audit = dataclasses.replace(again.trainer.audit, changes=True)
     with again.paused():
@@ -163,8 +158,8 @@ def python_form(report: DivergeReport) -> list[str]:
     lines = ["in Python, run both again with what the program passed to fit, then compare the copies:"]
     for path, name in zip(report.paths, ("again-a", "again-b"), strict=True):
         lines.append(
-            f"  with hookline.rewound({str(path)!r}, to={found.step}, module=..., train=..., out={name!r}, "
-            f"digest={DETAILS}): pass"
+            f"  with hookline.rewound({str(path)!r}, to={found.step}, since={found.last_equal or 0}, "
+            f"module=..., train=..., out={name!r}, digest={DETAILS}): pass"
         )
     return [*lines, "  hookline diverge again-a again-b"]
 

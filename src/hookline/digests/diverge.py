@@ -15,6 +15,7 @@ from hookline.util.errors import OptionError, folders_with
 from hookline.util.text import list_some
 
 HOW = "Trainer(digest='every 10 steps'), or hookline fit CONFIG --trainer.digest 'every 10 steps'"
+NOT_KNOWN = "an earlier step has caused it, one without digests; which one and how is not known yet"
 SHARDED = ("FSDP",)
 """Strategies whose ranks hold different parts of the weights."""
 MOST_LATER = 6
@@ -302,7 +303,8 @@ def _details(report: DivergeReport) -> list[str]:
     found = report.divergence
     if found is None:
         return []
-    lines = [f"  what    {found.first.text}", f"  means   {KINDS[found.first.kind]}"]
+    meaning = KINDS[found.first.kind] if found.is_exact else NOT_KNOWN
+    lines = [f"  what    {found.first.text}", f"  means   {meaning}"]
     if found.is_exact and found.last_equal is not None:
         lines.append(f"  before  step {found.last_equal} is equal")
     if found.epoch is not None:

@@ -60,6 +60,7 @@ class RunAgain:
         to: int,
         rebuild: Callable[[list[Logger]], Rebuilt],
         *,
+        since: int | None = None,
         probes: Iterable[Any] = (),
         out: str | Path | None = None,
         without: Iterable[str] = (),
@@ -67,12 +68,14 @@ class RunAgain:
     ) -> None:
         """Check the step and the ranks, then make the trainer.
 
-        rebuild: returns the trainer, with these loggers in place of its own. without: names of hooks to leave
+        rebuild: returns the trainer, with these loggers in place of its own. since: begin at or before this
+        step; None: as late as possible. without: names of hooks to leave
         out. ignore: patterns of metrics that are not compared.
         """
         recorded.check_step(to)
         self.recorded = recorded
         self.to = to
+        self._since = to - 1 if since is None else min(since, to - 1)
         self.out = _checked_out(out, recorded.path)
         self.probes = list(probes)
         self.collector = RowCollector()
@@ -164,7 +167,7 @@ class RunAgain:
         return folder
 
     def _find_start(self, ranks: Ranks) -> Start | None:
-        self.beginning = self.recorded.find_beginning(self.to, ranks)
+        self.beginning = self.recorded.find_beginning(self._since + 1, ranks)
         for path, why in self.beginning.unusable.items() if ranks.rank == 0 else ():
             log.warning("%s cannot be used: %s", path, why)
         if self.beginning.start is None:
@@ -323,6 +326,7 @@ def rewound(
     run: str | Path,
     to: int,
     *,
+    since: int | None = None,
     module: Any = None,
     train: Any = None,
     val: Any = None,
@@ -345,12 +349,13 @@ def rewound(
     A run that was started from a configuration needs nothing but `run` and `to`. For a run of a program, pass
     what the program passed to `fit`, and its hooks. Options of the trainer are those of the record.
 
-    run: the run's directory, or its name in `runs/`. to: the number of updates that are made. module, train,
-    val, datamodule, loss, step, optimizer, mixture: as for `fit`. hooks: all hooks of the run; those that
-    only observe are left out. probes: further hooks, which may only observe. out: a new directory for what
-    the run writes; None: a temporary one. without: names of hooks to leave out. ignore: patterns of metrics
-    that are not compared with the log. config, allow: as for `hookline rewind`. options: options of the
-    trainer, in place of the recorded ones.
+    run: the run's directory, or its name in `runs/`. to: the number of updates that are made. since:
+    begin at this step or an earlier one; None: at the latest checkpoint before `to`. module, train, val,
+    datamodule, loss, step, optimizer, mixture: as for `fit`. hooks: all hooks of the run; those that only
+    observe are left out. probes: further hooks, which may only observe. out: a new directory for what the
+    run writes; None: a temporary one. without: names of hooks to leave out. ignore: patterns of metrics that
+    are not compared with the log. config, allow: as for `hookline rewind`. options: options of the trainer,
+    in place of the recorded ones.
 
     >>> with hookline.rewound("runs/a", to=120, module=Net(), train=loader) as trainer:
     ...     print(trainer.state.batch, trainer.model, trainer.optimizers)
@@ -372,6 +377,7 @@ def rewound(
         options,
         config=config,
         allow=allow,
+        since=since,
         probes=probes,
         out=out,
         without=without,
