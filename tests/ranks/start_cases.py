@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from hookline import DDP, FSDP, DataModule, Hook
+from hookline.hooks import EarlyStopping, LRSchedule
 
 DATA = pairs(6)
 STRATEGIES: dict[str, Callable[..., Any]] = {"ddp": DDP, "fsdp": FSDP}
@@ -80,6 +82,27 @@ def other_batch_sizes() -> None:
     """Two batches on both ranks."""
     data = TensorDataset(*(torch.zeros(8, size) for size in (4, 2)))
     quiet(DDP()).fit(Deep(), DataLoader(data, 4 + RANK))
+
+
+def other_arguments() -> None:
+    hooks = [LRSchedule("cosine", warmup=2 + RANK), EarlyStopping("train/loss", patience=3)]
+    quiet(DDP(), hooks=hooks).fit(Deep(), mine(DATA))
+
+
+class Watches(Hook):
+    def __init__(self, limit: float, rank: int, path: str) -> None:
+        self.limit, self.rank, self.path = limit, rank, path
+
+
+def own_arguments() -> list[str]:
+    """What is logged."""
+    logged: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("hookline").addHandler(handler)
+    quiet(DDP(), hooks=[Watches(0.5 + RANK, RANK, f"out/{RANK}")]).fit(Deep(), mine(DATA))
+    logging.getLogger("hookline").removeHandler(handler)
+    return [each for each in logged if "arguments" in each]
 
 
 class Downloads(DataModule):
@@ -202,6 +225,8 @@ def main() -> None:
     )
     report("other betas", lambda: other_optimizers(adam, lambda groups: adam(groups, betas=(0.8, 0.99))))
     report("another optimizer", lambda: other_optimizers(sgd, adam))
+    report("other arguments", other_arguments)
+    report("other arguments of an own hook", own_arguments)
     report("another group", lambda: other_optimizers(sgd, lambda groups: sgd(groups[:1])))
     report("other datasets", other_datasets)
     report("other batch sizes", other_batch_sizes)

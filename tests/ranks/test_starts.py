@@ -54,6 +54,22 @@ def test_ranks_whose_optimizers_differ_are_refused_before_the_first_step(
     assert from_hook_cases["after other optimizers"] == [None, None]
 
 
+def test_built_in_hooks_with_other_arguments_on_other_ranks_are_refused(from_hook_cases: Found) -> None:
+    for each in from_hook_cases["other arguments"]:
+        words = (
+            "hooks with other arguments: warmup of lr_schedule (LRSchedule) is 2 on rank 0, 3 on rank 1. Pass"
+        )
+        assert each["error"] == "HookError" and words in each["text"], each
+
+
+def test_own_hooks_with_other_arguments_on_other_ranks_are_warned_of_once(from_hook_cases: Found) -> None:
+    zero, one = from_hook_cases["other arguments of an own hook"]
+    assert len(zero) == 1 and one == []
+    assert (
+        "on other ranks: limit of watches (Watches) is 0.5 on rank 0, 1.5 on rank 1. If the hooks" in zero[0]
+    )
+
+
 def test_datasets_of_different_lengths_are_refused_though_they_have_as_many_batches(
     from_hook_cases: Found,
 ) -> None:

@@ -93,6 +93,7 @@ def test_a_metric_that_was_never_finite_has_no_best_value() -> None:
         ({"train/loss": 1.0, "val/loss": 2.0, "val/acc": 0.5}, "val/loss"),
         ({"train/loss": 1.0, "val/acc": 0.5}, "val/acc"),
         ({"train/loss": 1.0, "lr": 0.1}, "train/loss"),
+        ({"d_loss": 0.5, "g_loss": 2.0, "train/loss": 1.0}, "train/loss"),
         ({"lr": 0.1}, None),
         ({"val/loss": 1.0, "val/dl_1/loss": 2.0}, "val/loss"),
     ],

@@ -66,8 +66,8 @@ def report_unseeded(trainer: Creation, module: Any, seed: int) -> bool:
     name = type(module).__name__
     log.warning(
         "Trainer(seed=%d) takes effect when fit begins. %s was created after the trainer without a seed, "
-        "so its initial weights differ from run to run. Call hookline.seed_everything(%d) before you "
-        "create it.",
+        "so its initial weights differ from run to run, unless its __init__ seeds torch. Call "
+        "hookline.seed_everything(%d) before you create it.",
         seed,
         name,
         seed,

@@ -13,6 +13,8 @@ from hookline.metrics.direction import HIGHER, LOWER, REVERSING, ROUNDING, direc
 from hookline.report.reader import EPOCH, RecordedRun, Series
 
 VALIDATION_WORDS = ("val", "valid", "validation", "eval", "dev")
+LOSSES = ("val/loss", "train/loss")
+"""The losses that every run logs by itself."""
 DIRECTIONS = {"min": "lower", "max": "higher"}
 """The mode of a hook that monitors a metric -> the better direction."""
 SHORTEST = 4
@@ -209,9 +211,10 @@ def best_of(run: RecordedRun, metric: str | None = None) -> Best | None:
     return None
 
 
-def _preference(name: str) -> tuple[bool, bool, int, str]:
+def _preference(name: str) -> tuple[bool, bool, bool, int, str]:
     words = re.findall(r"[a-z]+[0-9]*|[0-9]+", name.lower())
-    return not any(each in VALIDATION_WORDS for each in words), "loss" not in words, len(name), name
+    is_validation = any(each in VALIDATION_WORDS for each in words)
+    return not is_validation, name not in LOSSES, "loss" not in words, len(name), name
 
 
 def _recorded_bests(run: RecordedRun) -> dict[str, Best]:

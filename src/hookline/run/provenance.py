@@ -93,7 +93,7 @@ def provenance(run: Run) -> dict[str, Any]:
             each.name: {
                 "class": kind_of(each.given if inspect.isroutine(each.given) else type(each.given)),
                 "enabled": each.enabled,
-                "params": mask(_hook_arguments(each.given)),
+                "params": mask(hook_arguments(each.given)),
             }
             for each in run.state.hooks.entries()
             if not getattr(each.hook, "is_internal", False)
@@ -119,7 +119,7 @@ def _constructor_arguments(made: Any) -> dict[str, Any]:
     return _argument_attributes(made) if recorded is None else {**recorded.recorded, **recorded.left_out}
 
 
-def _hook_arguments(hook: Any) -> dict[str, Any]:
+def hook_arguments(hook: Any) -> dict[str, Any]:
     """Return a hook's constructor arguments; plain attributes of the same names have the present values."""
     made, own = init_arguments(hook) or InitArguments(), _argument_attributes(hook)
     present = {name: value for name, value in own.items() if not cannot_keep(value)}

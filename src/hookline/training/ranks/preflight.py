@@ -11,18 +11,24 @@ import dataclasses
 import functools
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from hookline.distributed.comm import STARTS, Ranks, describe_ended_ranks, format_ranks
 from hookline.distributed.process_group import wait_until
+from hookline.engine.hook import FunctionHook
 from hookline.engine.source_text import function_name
 from hookline.run.optimizers import bare
+from hookline.run.provenance import hook_arguments
 from hookline.run.run import Run
 from hookline.run.state import State
 from hookline.training.settings import collect_settings
 from hookline.util.errors import HookError, HooklineError, OptionError
+from hookline.util.text import mask
 from hookline.util.urls import shown
+
+log = logging.getLogger("hookline")
 
 OF_ONE_RANK = ("run_dir", "default_root_dir", "enable_progress_bar", "control", "seed")
 """Options that may differ: paths, the progress bar, the control socket, and the seed (rank zero's counts)."""
@@ -30,7 +36,12 @@ OF_ONE_RANK = ("run_dir", "default_root_dir", "enable_progress_bar", "control", 
 
 def check_equal(run: Run) -> None:
     """Compare the listeners, options and model of all ranks, by a hash first, and raise if they differ."""
-    mine = {"listeners": listeners_of(run), "options": shared_options(run), "about": facts_of_run(run)}
+    mine = {
+        "listeners": listeners_of(run),
+        "options": shared_options(run),
+        "about": facts_of_run(run),
+        "arguments": hook_arguments_of(run),
+    }
     of_all = gather_different(run.strategy.ranks, mine)
     if not of_all:
         return
@@ -41,6 +52,15 @@ def check_equal(run: Run) -> None:
     if found:
         raise OptionError(
             f"The ranks were started differently: {'; '.join(found)}. Start all with the same program."
+        )
+    steering, own = (
+        [*differing([each["arguments"][kind] for each in of_all], str)] for kind in ("built-in", "own")
+    )
+    if own and run.state.rank == 0:
+        log.warning(
+            "Hooks have other arguments on other ranks: %s. If the hooks change the training, the weights of "
+            "the ranks drift apart.",
+            "; ".join(own),
         )
     found = [
         f"{label} ({cls}) listens to {event}{f' {filters}' if filters else ''} on {format_ranks(here)}, "
@@ -53,9 +73,14 @@ def check_equal(run: Run) -> None:
             "All ranks need the same hooks. For a hook that only some ranks call, set ranks = 'zero' or a "
             "set of ranks."
         )
-    raise HookError(
-        "The ranks have the same hooks in another order; register them in the same order on all ranks."
-    )
+    if steering:
+        raise HookError(
+            f"The ranks have hooks with other arguments: {'; '.join(steering)}. Pass the same on all ranks."
+        )
+    if any(each["listeners"] != mine["listeners"] for each in of_all):
+        raise HookError(
+            "The ranks have the same hooks in another order; register them in the same order on all ranks."
+        )
 
 
 def check_equal_optimizers(run: Run) -> None:
@@ -121,6 +146,24 @@ def listeners_of(run: Run) -> list[list[str]]:
         for each in run.plan.listeners(event.name)
         if not (each.receiver == "H" and each.name in limited)
     ]
+
+
+def hook_arguments_of(run: Run) -> dict[str, dict[str, str]]:
+    """Return the numbers and words that hooks of all ranks were made with, of built-in hooks and of others.
+
+    Others may observe their own rank, and each rank may write to its own path.
+    """
+    found: dict[str, dict[str, str]] = {"built-in": {}, "own": {}}
+    for entry in run.state.hooks.entries():
+        cls = type(entry.given)
+        if getattr(entry.hook, "ranks", "all") != "all" or cls is FunctionHook:
+            continue
+        kind = "built-in" if cls.__module__.startswith("hookline.") else "own"
+        for name, value in hook_arguments(entry.given).items():
+            is_path = isinstance(value, str) and ("/" in value or name.endswith(("path", "name", "dir")))
+            if isinstance(value, bool | int | float | str | None) and not is_path and "rank" not in name:
+                found[kind][f"{name} of {entry.name} ({cls.__name__})"] = repr(mask(value, name))
+    return found
 
 
 def shared_options(run: Run) -> dict[str, str]:
