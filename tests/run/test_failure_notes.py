@@ -78,3 +78,23 @@ def test_a_prediction_of_a_plain_model_says_what_it_is_called_with() -> None:
     with pytest.raises(TypeError) as caught:
         quiet().predict(net, rows)
     assert any("write predict_step(self, batch, batch_idx)" in each for each in caught.value.__notes__)
+
+
+def test_an_argument_of_log_that_is_nearly_right_is_named() -> None:
+    class Logs(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("x", 1.0, onepoch=True)  # type: ignore[call-arg]
+
+    with pytest.raises(TypeError) as caught:
+        quiet().fit(Logs(), batches(1))
+    assert "log() has no argument 'onepoch'. Did you mean 'on_epoch'?" in caught.value.__notes__
+
+
+def test_a_prediction_on_batches_that_forward_does_not_take_names_predict_step() -> None:
+    class Bare(Module):
+        def forward(self, x: Any) -> Any:
+            return x.square()
+
+    with pytest.raises(AttributeError) as caught:
+        quiet().predict(Bare(), [{"x": torch.ones(2, 4)}])
+    assert any(each.startswith("Bare has no predict_step, so predict") for each in caught.value.__notes__)

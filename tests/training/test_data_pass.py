@@ -175,3 +175,26 @@ def test_a_hook_that_raises_stop_iteration_does_not_end_the_data(event: str, ver
 
     with pytest.raises(StopIteration, match="of a hook"):
         getattr(trainer, verb)(Net(), batches(3))
+
+
+class Broken(torch.utils.data.Dataset[Any]):
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 7:
+            raise ValueError("sample 7 is broken")
+        return torch.ones(4), torch.ones(2)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_of_the_dataset_names_the_batch_that_it_was_to_be_part_of(workers: int) -> None:
+    trainer = quiet()
+    loader = DataLoader(Broken(), 2, num_workers=workers)
+    with pytest.raises(ValueError, match="sample 7 is broken") as caught:
+        trainer.fit(Net(), loader)
+    assert any("batch 3, step 3" in note for note in caught.value.__notes__)
+    assert trainer.state.batch is None and trainer.state.batch_idx == 3
+    with pytest.raises(ValueError, match="sample 7 is broken") as caught:
+        trainer.validate(Net(), loader)
+    assert any("batch 3" in note for note in caught.value.__notes__)

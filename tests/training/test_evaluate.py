@@ -11,6 +11,7 @@ import pytest
 import torch
 from tiny import Net, batches, quiet
 from torch import Tensor, nn
+from torchmetrics import MeanMetric
 
 from hookline import Hook, HooklineError, OptionError, Recorder
 
@@ -302,3 +303,32 @@ def test_samplers_and_datasets_of_evaluations_get_the_epoch() -> None:
     assert got == [0, 0, 1, 2]
     trainer.validate(module, val)
     assert got[4:] == [3]
+
+
+# ---- metric objects and several loaders --------------------------------------------------------------------------
+
+
+class Measures(Net):
+    """Logs a metric object of all loaders, or one for each under one name."""
+
+    def __init__(self, each: bool = False) -> None:
+        super().__init__()
+        self.errors = nn.ModuleList([MeanMetric(), MeanMetric()])
+        self.each = each
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
+        metric: Any = self.errors[dataloader_idx if self.each else 0]
+        metric.update(3.0 + 4.0 * dataloader_idx)
+        self.log("val/error", metric)
+
+
+def test_a_metric_object_has_one_result_of_all_loaders() -> None:
+    loaders = {"near": batches(2), "far": batches(2)}
+    assert quiet().validate(Measures(), loaders)["val/error"] == 5.0
+    with pytest.raises(OptionError, match="aggregation='macro' needs a result of each loader, and a MeanM"):
+        quiet(evaluation={"aggregation": "macro"}).validate(Measures(), loaders)
+
+
+def test_two_metric_objects_under_one_name_are_refused() -> None:
+    with pytest.raises(HooklineError, match="log\\('val/error', ...\\) has got two metric objects"):
+        quiet().validate(Measures(each=True), {"near": batches(2), "far": batches(2)})

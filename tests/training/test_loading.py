@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from tiny import Net, batches, quiet
 from torch.utils.data import DataLoader, TensorDataset
 
 from hookline import DataModule, Module, OptionError
+from hookline.hooks import PredictionWriter
 
 
 class WithLoaders(Net):
@@ -180,6 +182,16 @@ def test_predictions_of_a_loader_that_shuffles_are_not_in_its_order(caplog: pyte
     assert "shuffles" not in caplog.text
     quiet().predict(Net(), DataLoader(data, 2, shuffle=True))
     assert "The loader 'predict' shuffles, so the predictions are not in the order of" in caplog.text
+
+
+def test_a_hook_that_writes_predictions_also_writes_their_order(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = TensorDataset(torch.arange(6.0).reshape(6, 1).expand(6, 4))
+    writer = PredictionWriter()
+    trainer = quiet(hooks=[writer], run_dir=tmp_path)
+    assert trainer.predict(Net(), DataLoader(data, 2, shuffle=True)) == []
+    assert "shuffles" not in caplog.text
 
 
 def test_a_module_without_a_training_step_is_refused() -> None:

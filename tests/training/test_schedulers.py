@@ -189,6 +189,21 @@ def test_a_plateau_scheduler_can_watch_the_training_loss() -> None:
     assert rates(Worse("train/loss"), max_epochs=3).at_start[::4] == [0.1, 0.1, 0.05]
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_plateau_scheduler_counts_validations_and_not_epochs_without_one(strict: bool) -> None:
+    seen = rates(Plateau(strict=strict), max_epochs=7, check_val_every_n_epoch=2).at_start[::4]
+    assert seen == [0.1, 0.1, 0.1, 0.1, 0.05, 0.05, 0.025]  # validations end epochs 1, 3 and 5
+
+
+def test_a_plateau_scheduler_advances_on_a_value_that_a_hook_logs_in_every_epoch() -> None:
+    class Own(Rates):
+        def on_train_epoch_end(self, trainer: Any) -> None:
+            trainer.log("size", 1.0)
+
+    seen = rates(Plateau("size"), hook=Own(), max_epochs=3, check_val_every_n_epoch=3).at_start[::4]
+    assert seen == [0.1, 0.1, 0.05]
+
+
 def test_a_plateau_scheduler_without_a_metric_to_watch_is_refused() -> None:
     with pytest.raises(OptionError, match="ReduceLROnPlateau needs a metric to watch"):
         quiet().fit(Plateau(None), batches(), batches(1))

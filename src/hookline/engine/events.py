@@ -93,7 +93,8 @@ FACT_ROWS: tuple[Fact, ...] = (
     _known("local_rank", "the rank of this process on its machine"),
     _known("world_size", "the number of processes"),
     _known("lr", "the learning rate of the first parameter group now: at the end of an epoch, schedulers "
-           "have advanced already. At on_step_end, the one that the update used"),
+           "have advanced already, but for ReduceLROnPlateau, which advances after it. At on_step_end, the "
+           "one that the update used"),
     _known("resumed", "whether this run continues from a checkpoint"),
     _known("sanity_checking", "whether the current validation is the sanity check"),
     _known("hooks", "the hooks of this run"),

@@ -188,9 +188,10 @@ class Monitored:
         known = ", ".join(metrics) or "none yet"
         # at the first validation, the loss of training is not logged yet
         names = metrics if self.monitor in LOSSES else [*metrics, *LOSSES]
+        origin = " It is the mean of the losses that validation_step returns." * (self.monitor == "val/loss")
         return (
             f"{self.who} monitors {self.monitor!r}, which was not "
-            f"logged.{closest(self.monitor, names)} Metrics: {known}."
+            f"logged.{origin}{closest(self.monitor, names)} Metrics: {known}."
         )
 
 

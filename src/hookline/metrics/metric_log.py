@@ -305,7 +305,11 @@ class MetricLog:
             value = value.detach()
         elif hasattr(value, "compute") and hasattr(value, "reset"):
             if self.mode != "now":
-                self._objects[self.mode, name] = value
+                if self._objects.setdefault((self.mode, name), value) is not value:
+                    raise HooklineError(
+                        f"log({name!r}, ...) has got two metric objects, and one name has one result: log "
+                        "each object under a name of its own, and the same object in every batch."
+                    )
                 return None
             metric, value = value, _value_of(value)
             metric.reset()
@@ -424,6 +428,10 @@ class MetricLog:
         """Return whether this metric comes from the end of the training epoch and not from an evaluation."""
         by_training = name in self._sums("train") or ("train", name) in self._objects
         return by_training and name not in self._sums("eval")
+
+    def is_of_evaluation(self, name: str) -> bool:
+        """Return whether this metric is one of the newest evaluation."""
+        return name in self._sums("eval")
 
     def _sums(self, mode: str) -> dict[str, Accumulator]:
         sums = {"train/loss": self.train_loss, **self._means} if mode == "train" else {}

@@ -63,11 +63,12 @@ class ListedRun:
     bytes: int
     reason: str = ""
 
-    def data(self, now: float) -> dict[str, Any]:
-        """Return a dictionary for JSON.
+    def data(self, now: float | None = None) -> dict[str, Any]:
+        """Return a dictionary for JSON. now: the time in seconds since 1970, which the age is of; None: now.
 
         A best value without a step in the record is looked up in the log, unless that is long.
         """
+        now = time.time() if now is None else now
         best = self.best
         if best is not None and best.step is None:
             best = _in_log(self.path, best) or best

@@ -5,13 +5,14 @@ They are made when a run has failed, so that neither steps nor `log` check anyth
 
 from __future__ import annotations
 
+import inspect
 import re
 import traceback
 
 from hookline.data.batch import describe_batch
 from hookline.run.module import Module, PlainSteps, name_of_step
 from hookline.run.run import Run
-from hookline.util.errors import ATTRIBUTES, HooklineError
+from hookline.util.errors import ATTRIBUTES, HooklineError, closest
 from hookline.util.text import error_text
 
 UNKNOWN_ARGUMENT = re.compile(r"(?:Module|View)\.log\(\) got an unexpected keyword argument '(\w+)'")
@@ -55,6 +56,12 @@ def explain_failure(run: Run, error: BaseException) -> None:
                 "tuple, or with the entries of a mapping by the names of its parameters. For another batch, "
                 "derive it from hookline.Module and write predict_step(self, batch, batch_idx)."
             )
+        elif run.stage == "predict" and type(run.steps).predict_step is Module.predict_step:
+            error.add_note(
+                f"{type(run.module).__name__} has no predict_step, so predict calls it with the batch, or "
+                "with the first part of a list or tuple. For another batch, write "
+                "predict_step(self, batch, batch_idx)."
+            )
 
 
 def _is_of_step(error: BaseException) -> bool:
@@ -77,8 +84,12 @@ def add_log_hint(error: BaseException) -> None:
     if type(error) is TypeError and "log_metrics() missing 1 required positional argument" in str(error):
         error.add_note("Call self.log(name, value), which knows step and epoch, or trainer.log in a hook.")
     found = UNKNOWN_ARGUMENT.search(str(error)) if type(error) is TypeError else None
-    if found is not None and found[1] in LIGHTNING_ARGUMENTS:
+    if found is None:
+        return
+    if found[1] in LIGHTNING_ARGUMENTS:
         error.add_note(f"log({found[1]}=...) is Lightning's; in Hookline {LIGHTNING_ARGUMENTS[found[1]]}.")
+    elif near := closest(found[1], inspect.signature(Module.log).parameters):
+        error.add_note(f"log() has no argument {found[1]!r}.{near}")
 
 
 def advise_on_name(error: BaseException) -> None:

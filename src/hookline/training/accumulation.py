@@ -49,7 +49,7 @@ class AccumulatedStep(TrainStep):
         """Leave out a batch that is None; it counts as one of its window."""
         if self.window.batches == 0:
             self.window.size = window_size(self.run, batches_left)
-        self.is_last = self.window.batches + 1 >= self.window.size
+        self.is_last = self.window.batches + 1 >= self.window.size or batches_left == 1
         return super().skip_empty(batches_left)
 
     def skip(self, signal: Signal) -> Signal | None:

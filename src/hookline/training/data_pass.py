@@ -58,6 +58,9 @@ class Fetcher:
             self._spent["data"] += clock() - began
             s.current.batch_idx = max(self._first, index - 1)
             return False
+        except BaseException:  # the error is of this batch, not of the one before
+            s.current.batch, s.current.batch_idx = None, index
+            raise
         s.current.fetch_ns = waited = clock() - began
         s.running = self._outer
         self._spent["data"] += waited

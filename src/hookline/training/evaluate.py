@@ -82,11 +82,16 @@ def evaluate(run: Run, names: Names, limit: int | None = None, *, can_be_cut: bo
             events.enter_loader(index, loader.name)
             if not evaluate_loader(run, events, loader, limit, data):
                 break
+        pooled, how = log.evaluated_objects(), run.options.evaluating.aggregation
         results = events.finish()
         if len(loaders) > 1:
-            results |= aggregate(
-                results, names.kind, [each.name for each in loaders], run.options.evaluating.aggregation
-            )
+            if pooled and how != "micro":
+                raise OptionError(
+                    f"evaluation: aggregation={how!r} needs a result of each loader, and a "
+                    f"{type(pooled[0]).__name__} has one result of all batches. Log one object per loader, "
+                    "under names of their own, and monitor one of them; or use aggregation='micro'."
+                )
+            results |= aggregate(results, names.kind, [each.name for each in loaders], how)
         events.end_data(results)
         events.end(results)
         results.update(run.rows.reduce(log.pending, "evaluation"))

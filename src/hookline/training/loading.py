@@ -240,6 +240,12 @@ def _updates_of(run: Run, length: int, epochs: int) -> int:
     return math.ceil(length / own) * epochs
 
 
+def writes_predictions(run: Run) -> bool:
+    """Return whether a hook writes the predictions of the run."""
+    hooks = [each.hook for each in run.state.hooks.entries() if each.enabled]
+    return any(getattr(each, "writes_predictions", False) for each in hooks)
+
+
 def _check_loaders(run: Run, kind: str, loaders: list[Loader]) -> None:
     name = type(run.module).__name__
     if kind != "val" and not loaders:
@@ -251,7 +257,9 @@ def _check_loaders(run: Run, kind: str, loaders: list[Loader]) -> None:
     for loader in loaders:
         if (inner := worker_loader(loader.source)) is not None:
             refuse_unimportable(inner, loader.name)
-        if kind == "predict" and isinstance(getattr(loader.source, "sampler", None), RandomSampler):
+        is_shuffled = isinstance(getattr(loader.source, "sampler", None), RandomSampler)
+        # a hook that writes predictions also writes which samples they are of
+        if kind == "predict" and is_shuffled and not writes_predictions(run):
             log.warning(
                 "The loader %r shuffles, so the predictions are not in the order of the dataset: pass "
                 "DataLoader(..., shuffle=False).",

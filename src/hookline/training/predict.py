@@ -8,6 +8,7 @@ from hookline.run.run import Run
 from hookline.training.batch_events import transfer
 from hookline.training.evaluate import begin_pass, make_pass
 from hookline.training.inference import evaluation_mode
+from hookline.training.loading import writes_predictions
 from hookline.training.pass_events import PREDICTION, PassEvents, PausedBatch
 from hookline.util.errors import StopTraining
 
@@ -17,9 +18,8 @@ def predict(run: Run, keep: bool | None = None) -> list[Any]:
 
     Each rank returns the predictions of its own batches. keep: None: unless a hook writes them.
     """
-    loaders, hooks = run.data.loaders["predict"], [each for each in run.state.hooks.entries() if each.enabled]
-    has_writer = any(getattr(each.hook, "writes_predictions", False) for each in hooks)
-    keeps = not has_writer if keep is None else keep
+    loaders = run.data.loaders["predict"]
+    keeps = not writes_predictions(run) if keep is None else keep
     s, events = run.state, PassEvents(run, PREDICTION, several=len(loaders) > 1)
     events.collect([[] for _ in loaders])
     with (
@@ -54,7 +54,7 @@ def predict_batch(run: Run, events: PassEvents, keep: bool) -> None:
         outputs = PREDICTION.step(run.plan)(s)
     except StopTraining as stop:
         s.request_stop(stop.reason)
-        return
+        return  # there is no prediction, which a hook at the end of the batch would write
     events.end_batch(outputs)
     if keep:
         s.predictions[s.dataloader_idx].append(outputs)

@@ -94,6 +94,13 @@ class LoopRules:
         """Return the number that the frequency of a scheduler with interval 'step' is applied to."""
         return run.state.step
 
+    def waits_for_validation(self, run: Run, monitor: str) -> bool:
+        """Return whether a metric is one of validations, and none has run in this epoch."""
+        if run.progress.validated_at[0] == run.state.epoch or not self.has_validation(run):
+            return False
+        is_known = monitor in run.state.metrics
+        return not is_known or monitor.startswith("val") or run.state.log.is_of_evaluation(monitor)
+
     def report_missing_metric(self, run: Run, schedule: Schedule) -> None:
         """Raise because a scheduler's metric was not logged; with strict=False log a warning."""
         name, known = schedule.monitor or "", ", ".join(run.state.metrics) or "none yet"

@@ -52,6 +52,8 @@ def _advance(run: Run, interval: str, count: int, metric: bool) -> None:
         elif count % schedule.frequency:
             continue
         if schedule.monitor is not None:
+            if interval == "epoch" and run.traits.rules.waits_for_validation(run, schedule.monitor):
+                continue
             if schedule.monitor not in s.metrics:
                 run.traits.rules.report_missing_metric(run, schedule)
                 continue

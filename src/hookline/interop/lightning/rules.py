@@ -53,6 +53,10 @@ class LightningRules(LoopRules):
     accumulates_with_closures = True
     undoes_abandoned_validations = False
 
+    def waits_for_validation(self, run: Run, monitor: str) -> bool:
+        """Return False: a schedule also advances on the value of an earlier epoch."""
+        return False
+
     def uses_inference_mode(self, run: Run) -> bool:
         """Return whether evaluations run in inference mode: with one process, and not inside a fit."""
         by_default = self.given["inference_mode"] and run.stage != "fit" and run.strategy.ranks.alone

@@ -34,6 +34,10 @@ OF_ONE_RANK = ("run_dir", "default_root_dir", "enable_progress_bar", "control", 
 """Options that may differ: paths, the progress bar, the control socket, and the seed (rank zero's counts)."""
 
 
+KINDS = ("built-in", "own")
+"""Hooks of the package, whose arguments must be the same on all ranks, and others."""
+
+
 def check_equal(run: Run) -> None:
     """Compare the listeners, options and model of all ranks, by a hash first, and raise if they differ."""
     mine = {
@@ -53,9 +57,7 @@ def check_equal(run: Run) -> None:
         raise OptionError(
             f"The ranks were started differently: {'; '.join(found)}. Start all with the same program."
         )
-    steering, own = (
-        [*differing([each["arguments"][kind] for each in of_all], str)] for kind in ("built-in", "own")
-    )
+    steering, own = (_other_arguments([each["arguments"][kind] for each in of_all]) for kind in KINDS)
     if own and run.state.rank == 0:
         log.warning(
             "Hooks have other arguments on other ranks: %s. If the hooks change the training, the weights of "
@@ -153,17 +155,23 @@ def hook_arguments_of(run: Run) -> dict[str, dict[str, str]]:
 
     Others may observe their own rank, and each rank may write to its own path.
     """
-    found: dict[str, dict[str, str]] = {"built-in": {}, "own": {}}
+    found: dict[str, dict[str, str]] = {kind: {} for kind in KINDS}
     for entry in run.state.hooks.entries():
         cls = type(entry.given)
         if getattr(entry.hook, "ranks", "all") != "all" or cls is FunctionHook:
             continue
-        kind = "built-in" if cls.__module__.startswith("hookline.") else "own"
+        kind = KINDS[not cls.__module__.startswith("hookline.")]
         for name, value in hook_arguments(entry.given).items():
             is_path = isinstance(value, str) and ("/" in value or name.endswith(("path", "name", "dir")))
             if isinstance(value, bool | int | float | str | None) and not is_path and "rank" not in name:
                 found[kind][f"{name} of {entry.name} ({cls.__name__})"] = repr(mask(value, name))
     return found
+
+
+def _other_arguments(tables: list[dict[str, str]]) -> list[str]:
+    """Return the arguments that differ, of those that are numbers or words on all ranks."""
+    known = set.intersection(*map(set, tables))
+    return [*differing([{name: each[name] for name in sorted(known)} for each in tables], str)]
 
 
 def shared_options(run: Run) -> dict[str, str]:
