@@ -77,7 +77,7 @@ def narrow(report: DivergeReport, configs: list[str], allow: list[str]) -> Diver
             again, repeated = _compare_again(report, files, allow, 0)
     except Exception as error:  # of the code of the runs, too: the interval is known nevertheless
         name = "" if isinstance(error, HooklineError) else f"{type(error).__name__}: "
-        report.notes.append(f"the step cannot be narrowed: {name}{_first_line(error)}")
+        report.notes.append(f"the step cannot be narrowed: {name}" + str(error).partition("\n")[0])
         report.notes += python_form(report)
         return report
     return _merged(report, again, repeated)
@@ -96,8 +96,7 @@ def _compare_again(
                 print(f"running {path} again, up to step {report.divergence.step} ...", file=sys.stderr)
                 run_again(path, report.divergence.step, begin, place, config, allow)
         again = diverge(*places, report.names)
-        pairs = zip(report.paths, places, strict=True)
-        return again, [_is_as_recorded(path, place) for path, place in pairs]
+        return again, [_is_as_recorded(path, place) for path, place in zip(report.paths, places, strict=True)]
 
 
 def run_again(path: Path, to: int, begin: int, out: Path, config: str | None, allow: list[str]) -> None:
@@ -167,7 +166,3 @@ def python_form(report: DivergeReport) -> list[str]:
             f"digest={DETAILS}): pass"
         )
     return [*lines, "  hookline diverge again-a again-b"]
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
