@@ -319,8 +319,7 @@ def _explain_wrong(cls: type, name: str, value: Any, error: Exception) -> str:
     if hint is None:
         return text
     near = closest(str(value), choices(hint))
-    nested = f" ({text})" if isinstance(value, dict) else ""
-    return f"{name} must be {describe_type(hint)}.{near}{nested}"
+    return f"{name} must be {describe_type(hint)}.{near}{f' ({text})' if isinstance(value, dict) else ''}"
 
 
 def annotation(cls: Any, name: str) -> Any:
