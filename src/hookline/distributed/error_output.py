@@ -80,8 +80,11 @@ def print_once(error: BaseException | str, show: Callable[[], object]) -> None:
         printer = _claim(store, key, rank, is_ending)
         if printer != rank:
             kind = f"{type(error).__name__}: " if isinstance(error, BaseException) else ""
-            line = f"[rank {rank}] {kind}the same error as on rank {printer}, which prints it"
-            print(line, file=sys.stderr, flush=True)
+            print(
+                f"[rank {rank}] {kind}the same error as on rank {printer}, which prints it",
+                file=sys.stderr,
+                flush=True,
+            )
             return
         try:
             show()
