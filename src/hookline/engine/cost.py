@@ -133,8 +133,8 @@ class Costs(list[Cost]):
         """
         from hookline.util.text import align_columns  # not needed until the end of a run
 
-        cells = [COLUMNS, *map(_cost_cells, self[:most])]
-        lines = [*align_columns(cells, left=2), *self._lines_below(most)]
+        rows = align_columns([COLUMNS, *map(_cost_cells, self[:most])], left=2)
+        lines = [*rows, *self._lines_below(most)]
         return "\n".join([self._head(), *(f"  {line}" for line in lines)])
 
     def html(self, most: int = SHOWN_COSTS) -> str:
@@ -175,8 +175,10 @@ class Costs(list[Cost]):
         lines = [f"and {len(rest)} more, {total} in total: list(trainer.hooks.cost())"] if rest else []
         if self.is_audited:
             return [*lines, "The times include the audit; without audit=True the hooks are faster."]
-        slow = slow_hooks(self).items()
-        return [*lines, *(f"slow: {name}, {min(share, 1):.0%} of the {of}" for name, share in slow)]
+        return [
+            *lines,
+            *(f"slow: {name}, {min(share, 1):.0%} of the {of}" for name, share in slow_hooks(self).items()),
+        ]
 
 
 def _cost_cells(row: Cost) -> tuple[str, ...]:
