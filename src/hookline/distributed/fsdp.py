@@ -117,8 +117,9 @@ class FSDP(MultiRankStrategy):
         if self.world_size == 1:
             return
         if self.mesh is None:
-            dims = mesh_shape(self.world_size, self.replicas, self.tensor_parallel)
-            self.mesh = make_mesh(self.device.type, dims)
+            self.mesh = make_mesh(
+                self.device.type, mesh_shape(self.world_size, self.replicas, self.tensor_parallel)
+            )
         if self.ranks.data_group is None:
             self.ranks.data_group = data_group(self.mesh)
 
