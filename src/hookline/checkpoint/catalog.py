@@ -108,8 +108,8 @@ def _recorded_files(folder: Path, record: Mapping[str, Any]) -> list[FoundCheckp
         if is_table(entry) and is_text(entry.get("path")) and has_valid(entry, FILE_FACTS):
             path = folder / entry["path"]
             with contextlib.suppress(OSError, ValueError):  # ValueError: a path with a null byte
-                facts = {**entry, **run, "files": {path.name: {"bytes": path.stat().st_size}}}
-                found.append(FoundCheckpoint(path, facts))
+                files = {path.name: {"bytes": path.stat().st_size}}
+                found.append(FoundCheckpoint(path, {**entry, **run, "files": files}))
     return found
 
 

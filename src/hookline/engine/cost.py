@@ -133,8 +133,8 @@ class Costs(list[Cost]):
         """
         from hookline.util.text import align_columns  # not needed until the end of a run
 
-        rows = align_columns([COLUMNS, *map(_cost_cells, self[:most])], left=2)
-        lines = [*rows, *self._lines_below(most)]
+        cells = [COLUMNS, *map(_cost_cells, self[:most])]
+        lines = [*align_columns(cells, left=2), *self._lines_below(most)]
         return "\n".join([self._head(), *(f"  {line}" for line in lines)])
 
     def html(self, most: int = SHOWN_COSTS) -> str:

@@ -149,9 +149,11 @@ def overflowed(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> bool:
     """Unscale the gradients; return whether one is infinite, from the number that scaler.step reads."""
     scaler.unscale_(optimizer)
     found = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    if type(parameters[0]) is not Parameter and found:  # sharded: each rank has checked its own shard
-        return agree_on_overflow(found, parameters)
+    first = optimizer.param_groups[0]["params"][0]
+    if type(first) is not Parameter and found:  # sharded: each rank has checked its own shard
+        return agree_on_overflow(
+            found, [each for group in optimizer.param_groups for each in group["params"]]
+        )
     return any(bool(value.item()) for value in found.values())
 
 
