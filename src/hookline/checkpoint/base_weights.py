@@ -70,8 +70,7 @@ class BaseWeights:
         """Hold the weights that have changed since `begin` on any rank, and return their names."""
         waiting = [name for name in self._sums if name in weights and name not in self.held]
         now = bit_sums({name: weights[name] for name in waiting})
-        changed = [name for name in waiting if now[name] != self._sums[name]]
-        new = set().union(*ranks.gather(changed))
+        new = set().union(*ranks.gather([name for name in waiting if now[name] != self._sums[name]]))
         self.held |= new
         return new
 
@@ -80,8 +79,7 @@ class BaseWeights:
 
         All ranks must call it together, because one of them may have changed a weight.
         """
-        trained = _trainable_names(module, weights)
-        self.held |= set().union(*ranks.gather(sorted(trained - self.held)))
+        self.held |= set().union(*ranks.gather(sorted(_trainable_names(module, weights) - self.held)))
         changed = self.hold_changed(weights, ranks)
         if ranks.rank == 0:
             self._warn_of_frozen(changed, module)

@@ -101,8 +101,7 @@ def _was_checkpoint(path: Path) -> bool:
     with contextlib.suppress(CheckpointError):
         load_manifest(path)
         return True
-    names = {name for _, _, files in os.walk(path) for name in files}
-    return all(map(is_checkpoint_file, names))
+    return all(is_checkpoint_file(name) for _, _, files in os.walk(path) for name in files)
 
 
 def _is_in_use(path: Path, host: str, pid: int) -> bool:

@@ -162,8 +162,7 @@ def _choose_checkpoint(source: Any, which: Any) -> Any:
     if folder is None or is_plain_source(folder) or not folder.is_dir() or (folder / MANIFEST).is_file():
         given = redact(source) if isinstance(source, str | os.PathLike) else f"a {type(source).__name__}"
         raise OptionError(f"checkpoint='best' searches the directory of a run, and {given} is not one.")
-    read = functools.partial(read_weights, as_shards=True)
-    found, _, unreadable = first_whole(best_below(folder), read)
+    found, _, unreadable = first_whole(best_below(folder), functools.partial(read_weights, as_shards=True))
     for path, reason in unreadable.items():
         log.warning("skipping %s: %s", path, reason)
     if found is None:
@@ -393,10 +392,8 @@ def export_folder(checkpoint: Path | str, target: Path, write: Write) -> bool:
     """
     manifest = read_manifest(checkpoint)
     _clean_up(target)
-    if target.exists():
-        record = _read_record(target)
-        if record.get("checkpoint_sha256") == manifest["sha256"]:
-            return False
+    if target.exists() and _read_record(target).get("checkpoint_sha256") == manifest["sha256"]:
+        return False
     found = find_weights(checkpoint)
     target.parent.mkdir(parents=True, exist_ok=True)
     with put_in_place(target, is_file=False) as temporary:

@@ -22,7 +22,7 @@ from hookline.checkpoint.writer import write_folder
 from hookline.distributed.comm import Ranks
 from hookline.engine.foreign import read_foreign_checkpoint
 from hookline.util.errors import CheckpointError
-from hookline.util.urls import as_url
+from hookline.util.urls import as_url, is_checkpoint_file
 
 __all__ = [
     "clean_up",
@@ -151,12 +151,14 @@ def verify(path: Path | str) -> None:
 
 
 def extra_names(path: Path | str) -> list[str]:
-    """Return the files and folders in a checkpoint's directory that Hookline did not write."""
+    """Return the names in a checkpoint's directory that Hookline did not write, without hidden ones."""
     if url := as_url(path):
         from hookline.checkpoint import remote
 
-        return remote.extra_names_at(url)
-    return reader.extra_names_in(Path(path))
+        names = remote.names_at(url)
+    else:
+        names = reader.names_in(Path(path))
+    return sorted(name for name in names if not is_checkpoint_file(name) and not name.startswith("."))
 
 
 def remove(path: Path | str) -> None:

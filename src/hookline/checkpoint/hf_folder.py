@@ -120,8 +120,9 @@ def read_hf_folder(folder: Path) -> dict[str, Tensor]:
 
 
 def _files_in(folder: Path) -> list[str]:
-    names = [each.name for each in folder.iterdir()]
-    return sorted(name for name in names if name == ONE_FILE or SHARD.fullmatch(name))
+    return sorted(
+        each.name for each in folder.iterdir() if each.name == ONE_FILE or SHARD.fullmatch(each.name)
+    )
 
 
 def _read_index(folder: Path) -> dict[str, str]:

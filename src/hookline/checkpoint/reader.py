@@ -21,7 +21,6 @@ from hookline.checkpoint.rank_state import Find, RankFiles, elements_wanted, rea
 from hookline.checkpoint.tensors import map_tensors, read_some, read_tensors
 from hookline.distributed.comm import Ranks
 from hookline.util.errors import CheckpointError
-from hookline.util.urls import is_checkpoint_file
 
 HASH_THREADS = 4
 """Files hashed in parallel; more threads do not read faster from one disk."""
@@ -111,7 +110,7 @@ def verify_folder(path: Path, rank: int = 0, ranks: int = 1) -> Manifest:
     shards are not counted.
     """
     manifest = load_manifest(path)
-    refuse_unlisted(_names_in(path), manifest, str(path))
+    refuse_unlisted(names_in(path), manifest, str(path))
     for name, expected in manifest["files"].items():  # the cheap checks come first
         _check_kind(path, name, expected["bytes"])
     wrong: list[str] = []
@@ -138,14 +137,8 @@ def refuse_unlisted(names: Iterable[str], manifest: Manifest, path: str) -> None
         )
 
 
-def extra_names_in(path: Path) -> list[str]:
-    """Return the names in a checkpoint's directory that Hookline did not write, without hidden ones."""
-    return sorted(
-        name for name in _names_in(path) if not is_checkpoint_file(name) and not name.startswith(".")
-    )
-
-
-def _names_in(path: Path) -> list[str]:
+def names_in(path: Path) -> list[str]:
+    """Return the names in a checkpoint's directory."""
     try:
         return [each.name for each in path.iterdir()]
     except OSError as error:

@@ -27,15 +27,7 @@ from hookline.distributed.comm import Ranks
 from hookline.util.errors import CheckpointError, HooklineError
 from hookline.util.limited_json import MANIFEST_BYTES
 from hookline.util.text import holds_secret, redact
-from hookline.util.urls import (
-    MANIFEST,
-    is_checkpoint_file,
-    open_url,
-    put_folder,
-    remove_remote_folder,
-    split_query,
-    url_below,
-)
+from hookline.util.urls import MANIFEST, open_url, put_folder, remove_remote_folder, split_query, url_below
 
 
 def write_url(
@@ -105,17 +97,10 @@ def read_url_module(url: str) -> dict[str, Any]:
 def verify_url(url: str) -> None:
     """Download a checkpoint and verify it."""
     with _download(url) as folder:
-        refuse_unlisted(_names_at(url), verify_folder(folder), redact(url))
+        refuse_unlisted(names_at(url), verify_folder(folder), redact(url))
 
 
-def extra_names_at(url: str) -> list[str]:
-    """Return the names at a checkpoint's URL that Hookline did not write, without hidden ones."""
-    return sorted(
-        name for name in _names_at(url) if not is_checkpoint_file(name) and not name.startswith(".")
-    )
-
-
-def _names_at(url: str) -> list[str]:
+def names_at(url: str) -> list[str]:
     """Return the names at a URL; none if the file system cannot list them, as many http servers."""
     fs, root = open_url(url)
     try:

@@ -62,10 +62,8 @@ def shard_like(target: Any, read: Any) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     size, offset = _block(target, "A tensor")
-    local = target.to_local()
-    block = read(offset, size).to(local.device)
     return DTensor.from_local(
-        block,
+        read(offset, size).to(target.to_local().device),
         target.device_mesh,
         target.placements,
         run_check=False,

@@ -215,8 +215,7 @@ def _write_text(text: str, path: Path) -> dict[str, Any]:
 
 def _make_folder(path: Path) -> None:
     """Create a folder and its missing parents; flush the parents so that they survive a power failure."""
-    missing = [each for each in (path, *path.parents) if not each.exists()]
-    for folder in reversed(missing):
+    for folder in reversed([each for each in (path, *path.parents) if not each.exists()]):
         folder.mkdir(exist_ok=True)
         if folder != path:
             flush(folder.parent)

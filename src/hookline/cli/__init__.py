@@ -442,8 +442,9 @@ def _add_live_commands(command: Any) -> None:
 
 
 def _add_assistant_command(command: Any) -> None:
-    about = "serve runs to an assistant by MCP, on standard input and output"
-    added = command("mcp", about, MCP_CODES, json=False)
+    added = command(
+        "mcp", "serve runs to an assistant by MCP, on standard input and output", MCP_CODES, json=False
+    )
     added.add_argument(
         "directory", metavar="DIR", nargs="?", help="by default runs/, or this directory if there is none"
     )
@@ -534,10 +535,9 @@ def _add_checkpoint_commands(command: Any, group: Any) -> None:
     added.add_argument(
         "--tensors", action="store_true", help="also list every weight with its type and shape"
     )
-    about = "read every file of a checkpoint, or of all those of a run"
-    command("verify", about, CHECKPOINT_CODES, group).add_argument(
-        "paths", metavar="PATH", nargs="+", help="see below"
-    )
+    command(
+        "verify", "read every file of a checkpoint, or of all those of a run", CHECKPOINT_CODES, group
+    ).add_argument("paths", metavar="PATH", nargs="+", help="see below")
     _add_export_commands(command, group)
 
 

@@ -342,8 +342,9 @@ def _table_data(found: list[ListedCheckpoint], path: str) -> dict[str, Any]:
 
 
 def _table_text(data: dict[str, Any]) -> str:
-    head = ("checkpoint", "step", "epoch", "reason", "score", "size", "saved (UTC)", "")
-    rows: list[tuple[str, ...]] = [head]
+    rows: list[tuple[str, ...]] = [
+        ("checkpoint", "step", "epoch", "reason", "score", "size", "saved (UTC)", "")
+    ]
     for row in data["checkpoints"]:
         if row["problem"]:
             state = (

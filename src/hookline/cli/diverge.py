@@ -77,7 +77,7 @@ def narrow(report: DivergeReport, configs: list[str], allow: list[str]) -> Diver
             again, repeated = _compare_again(report, files, allow, 0)
     except Exception as error:  # of the code of the runs, too: the interval is known nevertheless
         name = "" if isinstance(error, HooklineError) else f"{type(error).__name__}: "
-        report.notes.append(f"the step cannot be narrowed: {name}{_first_line(error)}")
+        report.notes.append(f"the step cannot be narrowed: {name}" + str(error).partition("\n")[0])
         report.notes += python_form(report)
         return report
     return _merged(report, again, repeated)
@@ -95,8 +95,7 @@ def _compare_again(
             for path, place, config in zip(report.paths, places, files, strict=True):
                 run_again(path, report.divergence.step, begin, place, config, allow)
         again = diverge(*places, report.names)
-        pairs = zip(report.paths, places, strict=True)
-        return again, [_is_as_recorded(path, place) for path, place in pairs]
+        return again, [_is_as_recorded(path, place) for path, place in zip(report.paths, places, strict=True)]
 
 
 def run_again(path: Path, to: int, begin: int, out: Path, config: str | None, allow: list[str]) -> None:
@@ -162,7 +161,3 @@ def python_form(report: DivergeReport) -> list[str]:
             f"module=..., train=..., out={name!r}, digest={DETAILS}): pass"
         )
     return [*lines, "  hookline diverge again-a again-b"]
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]

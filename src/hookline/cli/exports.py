@@ -187,8 +187,9 @@ def import_weights(chosen: argparse.Namespace) -> int:
     out = Path(chosen.out)
     is_checkpoint = (out / MANIFEST).is_file()
     if os.path.lexists(out) and not (chosen.force and is_checkpoint):
-        why = "; --force replaces it" if is_checkpoint else " and is not a checkpoint"
-        raise OptionError(f"{out} exists{why}.")
+        raise OptionError(
+            f"{out} exists{'; --force replaces it' if is_checkpoint else ' and is not a checkpoint'}."
+        )
     if (Path(chosen.source) / MANIFEST).is_file():
         raise CheckpointError(f"{chosen.source} is a checkpoint of Hookline already.")
     found = import_checkpoint(chosen.source, chosen.key)

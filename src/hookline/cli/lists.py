@@ -61,7 +61,7 @@ def listed_hook(name: str) -> dict[str, Any]:
         "name": name,
         "class_path": path.replace(":", "."),
         "builtin": True,
-        "doc": _first_sentence(ast.get_docstring(found) or ""),
+        "doc": " ".join((ast.get_docstring(found) or "").partition("\n\n")[0].split()),
     }
 
 
@@ -96,13 +96,11 @@ def hook_data(name: str) -> dict[str, Any]:
     names = {event.name for _, events in event_methods(bare, "H", EVENTS, check=False) for event in events}
     names |= {EVENTS.named(each).name for each in getattr(cls, "may_listen", ())}
     events = [event.name for event in EVENTS if event.name in names]
-    doc = "\n\n".join(each for each in (inspect.getdoc(cls), _own_doc(cls)) if each)
-    path = offered_hooks()[name].replace(":", ".")
     return {
         "name": name,
-        "class_path": path,
+        "class_path": offered_hooks()[name].replace(":", "."),
         "builtin": name in BUILTIN_HOOKS,
-        "doc": doc,
+        "doc": "\n\n".join(each for each in (inspect.getdoc(cls), _own_doc(cls)) if each),
         "parameters": found,
         "events": events,
     }
@@ -126,10 +124,6 @@ def event_data(event: Event) -> dict[str, Any]:
         "spellings": list(event.spellings),
         "verbs": list(event.stages),
     }
-
-
-def _first_sentence(doc: str) -> str:
-    return " ".join(doc.partition("\n\n")[0].split())
 
 
 def _width() -> int:

@@ -53,8 +53,9 @@ def _answer_text(chosen: argparse.Namespace, answer: dict[str, Any]) -> str:
             "checkpoint": "it is not on disk",
             "validate": "the validation is not over",
         }.get(chosen.action, "it has not been done")
-        late = f"{missing} within {chosen.wait:g} s; the job still carries it out."
-        return f"{chosen.action}: requested; {late}"
+        return (
+            f"{chosen.action}: requested; {missing} within {chosen.wait:g} s; the job still carries it out."
+        )
     if "said" in answer:
         return f"{chosen.action}: {answer['said']}"
     words = [

@@ -143,8 +143,7 @@ class ReadTools:
         """
         _check_count("limit", limit, MOST_POINTS)
         path = self._runs.run(run)
-        recorded = read_run(path)
-        series, found = _find_series(recorded, metric, over)
+        series, found = _find_series(read_run(path), metric, over)
         steps, values = series.arrays()
         inside = (steps >= (-np.inf if first_step is None else first_step)) & (
             steps <= (np.inf if last_step is None else last_step)

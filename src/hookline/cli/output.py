@@ -41,13 +41,16 @@ def print_error(error: Exception, given: list[str]) -> int:
 
     def show() -> None:
         if "--json" in given:
-            plain = {"problem": str(error), "notes": notes}
-            about = error.data() if isinstance(error, ConfigError) else plain
+            about = (
+                error.data() if isinstance(error, ConfigError) else {"problem": str(error), "notes": notes}
+            )
             print(json.dumps({"error": {"type": type(error).__name__, **about}}))
         if isinstance(error, HooklineError) and "--traceback" not in given:
             lines = [] if is_usage_error else [line for note in notes for line in note.splitlines()]
-            text = "\n".join([f"hookline: {error}", *(f"  {line}" for line in lines)])
-            print(printable_lines(text), file=sys.stderr)
+            print(
+                printable_lines("\n".join([f"hookline: {error}", *(f"  {line}" for line in lines)])),
+                file=sys.stderr,
+            )
         else:
             traceback.print_exception(error)
 

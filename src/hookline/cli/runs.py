@@ -29,8 +29,7 @@ def run_stage(chosen: argparse.Namespace, overrides: list[str]) -> int:
                 where="command line",
             )
         overrides = [*overrides, "--checkpoint=false"]
-    config = load_config(chosen.config, overrides, allow=chosen.allow, hooks=chosen.hook)
-    parts = config.build()
+    parts = load_config(chosen.config, overrides, allow=chosen.allow, hooks=chosen.hook).build()
     from hookline.training.trainer import Trainer
 
     trainer = parts.make_trainer(Trainer)

@@ -90,8 +90,7 @@ def print_runs(chosen: argparse.Namespace) -> int:
     now = time.time()
     listing = list_runs(chosen.directory, now)
     # the data reads logs, which the text does not need
-    data = jsonable(listing.data(now)) if chosen.json else None
-    return print_result(chosen, data, listing.text(now))
+    return print_result(chosen, jsonable(listing.data(now)) if chosen.json else None, listing.text(now))
 
 
 # ---- one run -----------------------------------------------------------------------------------------------

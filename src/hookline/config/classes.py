@@ -178,10 +178,11 @@ def check_arguments(
                 values[name] = _check_argument(functions, part, cls, name, value, {*names, *place.skip})
         part.doubts.update(functions.doubts)
         # checked here, because jsonargparse does not require a parameter without a type
-        needed = [name for name in _required_arguments(cls) if name in names]
         # a name that is unknown may be meant for one that is missing
         if part.init_args.keys() <= set(names) and (
-            missing := [name for name in needed if name not in part.init_args]
+            missing := [
+                name for name in _required_arguments(cls) if name in names and name not in part.init_args
+            ]
         ):
             with problems.collect():
                 raise source.wrong(
@@ -319,8 +320,7 @@ def _explain_wrong(cls: type, name: str, value: Any, error: Exception) -> str:
     if hint is None:
         return text
     near = closest(str(value), choices(hint))
-    nested = f" ({text})" if isinstance(value, dict) else ""
-    return f"{name} must be {describe_type(hint)}.{near}{nested}"
+    return f"{name} must be {describe_type(hint)}.{near}{f' ({text})' if isinstance(value, dict) else ''}"
 
 
 def annotation(cls: Any, name: str) -> Any:

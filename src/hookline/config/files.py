@@ -102,8 +102,7 @@ def read_config(path: str | Path) -> ConfigSource:
         raise ConfigError(str(error), where=name) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"it cannot be read: {error}", where=name) from None
-    values = _read_toml(text, name) if path.suffix == ".toml" else read_yaml(text, name)
-    return ConfigSource(values, path)
+    return ConfigSource(_read_toml(text, name) if path.suffix == ".toml" else read_yaml(text, name), path)
 
 
 def _read_toml(text: str, name: str) -> dict[str, Any]:

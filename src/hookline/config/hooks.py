@@ -55,8 +55,7 @@ def make_hooks(
     for wanted, part in parts:
         with source.problems.collect():
             find_by_name(source, part)
-            cls = resolve(source, part, HOOK_KEY, permissions)
-            hook = _make_hook(source, part, cls, permissions)
+            hook = _make_hook(source, part, resolve(source, part, HOOK_KEY, permissions), permissions)
             if "name" in part.init_args and isinstance(vars(hook).get("name"), str):
                 wanted = hook.name  # given as an argument
             made[unique_name(wanted, made)] = hook
@@ -251,16 +250,12 @@ def read_hooks(source: ConfigSource, given: Any) -> list[tuple[str, ConfigPart]]
     for name, value in given.items():
         if name in switch_names():
             switches[name] = plain_values(value)
-        elif not _is_off(value):
+        elif (value.guess if isinstance(value, Override) else value) is not False:
             with source.problems.collect():
                 found.append((name, _read_hook(source, name, value)))
     with source.problems.collect():
         found += _read_switches(source, switches)
     return found
-
-
-def _is_off(value: Any) -> bool:
-    return (value.guess if isinstance(value, Override) else value) is False
 
 
 def _read_hook(source: ConfigSource, name: str, value: Any) -> ConfigPart:

@@ -137,8 +137,9 @@ class Config:
         for key in source.values:
             if key not in SECTIONS:
                 attempt(self._unknown, key)
-        own = attempt(self._allowed_by_file) or []
-        self.permissions = Permissions(source.folder, [*_allowed(allow), *own])
+        self.permissions = Permissions(
+            source.folder, [*_allowed(allow), *(attempt(self._allowed_by_file) or [])]
+        )
         self.hooks: list[tuple[str, Any]] = attempt(read_hooks, source, source.values.get("hooks")) or []
         if source.problems.found:
             self.build()  # raises them together with those of the other parts

@@ -65,8 +65,10 @@ class OptimizerSettings:
         optimizer = self.optimizer(params if grouped is None else grouped, **self.arguments)
         if self.scheduler is None:
             return optimizer
-        schedule = {"scheduler": self.scheduler(optimizer, **self.scheduler_arguments), **self.when}
-        return {"optimizer": optimizer, "lr_scheduler": schedule}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": self.scheduler(optimizer, **self.scheduler_arguments), **self.when},
+        }
 
     def make_groups(self) -> ParameterGroups | None:
         """Return the parameter groups of the module; None if the configuration has none."""

@@ -187,8 +187,9 @@ class Problems:
         if len(found) == 1:
             raise found[0]
         if found:
-            lines = "".join(f"\n  {each}" for each in found)
-            error = ConfigError(f"the configuration has {len(found)} problems:{lines}")
+            error = ConfigError(
+                f"the configuration has {len(found)} problems:" + "".join(f"\n  {each}" for each in found)
+            )
             error.problems = found
             raise error
 

@@ -108,8 +108,14 @@ def _named_hooks() -> dict[str, Any]:
 
 def _hook_schema() -> dict[str, Any]:
     names = {"enum": sorted(offered_hooks()), "description": "a hook's name"}
-    described = [_hook_table(name, needs_path=True) for name in BUILTIN_HOOKS]
-    return {"anyOf": [names, dict(_PATH_SCHEMA), *described, _part_schema()["anyOf"][1]]}
+    return {
+        "anyOf": [
+            names,
+            dict(_PATH_SCHEMA),
+            *(_hook_table(name, needs_path=True) for name in BUILTIN_HOOKS),
+            _part_schema()["anyOf"][1],
+        ]
+    }
 
 
 def _hook_table(name: str, needs_path: bool) -> dict[str, Any]:

@@ -120,8 +120,9 @@ def _evaluation(source: ConfigSource, given: dict[str, Any], permissions: Permis
         return {} if table is None else {"evaluation": plain_values(table)}
     keys = {name: "trainer.val_aggregation" if is_old else f"trainer.evaluation.{name}" for name in table}
     part = ConfigPart("trainer.evaluation", "", dict(table), keys)
-    place = ConfigKey("how evaluations run", (Evaluation,))
-    found = check_arguments(source, part, Evaluation, place, permissions)
+    found = check_arguments(
+        source, part, Evaluation, ConfigKey("how evaluations run", (Evaluation,)), permissions
+    )
     return with_new_names({"val_aggregation": found["aggregation"]}) if is_old else {"evaluation": found}
 
 
@@ -143,8 +144,9 @@ def read_module(source: ConfigSource, permissions: Permissions) -> Any:
             "this section is missing: the class path of a hookline.Module or torch.nn.Module, such as "
             'module = "model.Net".',
         )
-    place = ConfigKey("a module", (nn.Module,))
-    return _make_object(source, "module", source.values["module"], place, permissions)
+    return _make_object(
+        source, "module", source.values["module"], ConfigKey("a module", (nn.Module,)), permissions
+    )
 
 
 def read_datamodule(source: ConfigSource, permissions: Permissions) -> Any:
@@ -189,8 +191,7 @@ def read_function(source: ConfigSource, permissions: Permissions, key: str) -> A
         return None
 
     place = ConfigKey(f"a {key} function", (nn.Module,), home="torch.nn.functional")
-    part = read_part(source, key, given, place)
-    function = resolve_function(source, part, place, permissions)
+    function = resolve_function(source, read_part(source, key, given, place), place, permissions)
     return _make_object(source, key, given, place, permissions) if function is None else function
 
 
@@ -224,5 +225,8 @@ def _make_object(
     part = read_part(source, key, given, place)
     cls = resolve(source, part, place, permissions)
     arguments = check_arguments(source, part, cls, place, permissions)
-    is_made = not source.problems.found or is_made_to_check(cls)
-    return make_part(source, part, cls, arguments) if is_made else None
+    return (
+        make_part(source, part, cls, arguments)
+        if not source.problems.found or is_made_to_check(cls)
+        else None
+    )

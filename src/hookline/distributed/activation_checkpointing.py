@@ -35,10 +35,9 @@ def checkpoint_activations(layers: Iterable[nn.Module]) -> Callable[[], None]:
 
     def restore() -> None:
         for layer, own in changed:
-            if not isinstance(vars(layer).get("forward"), RecomputedForward):
-                continue  # replaced during the run
-            del vars(layer)["forward"]
-            if own is not None:
-                vars(layer)["forward"] = own
+            if isinstance(vars(layer).get("forward"), RecomputedForward):  # else replaced during the run
+                del vars(layer)["forward"]
+                if own is not None:
+                    vars(layer)["forward"] = own
 
     return restore

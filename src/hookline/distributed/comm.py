@@ -102,21 +102,18 @@ class Ranks:
         """Return the values of all ranks, in rank order. Waits for all ranks."""
         if self.group is None:
             return [value]
+        mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        lengths = [torch.zeros(1, dtype=INT) for _ in range(self.world_size)]
         try:
-            return self._gather(value)
+            dist.all_gather(lengths, torch.tensor([len(mine)], dtype=INT), group=self.group)
+            longest = int(max(lengths))
+            padded = torch.zeros(longest, dtype=torch.uint8)
+            padded[: len(mine)] = mine
+            texts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.world_size)]
+            dist.all_gather(texts, padded, group=self.group)
         except RuntimeError as error:
             _explain_lost_connection(error, self.world_size)
             raise
-
-    def _gather(self, value: Any) -> list[Any]:
-        mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        lengths = [torch.zeros(1, dtype=INT) for _ in range(self.world_size)]
-        dist.all_gather(lengths, torch.tensor([len(mine)], dtype=INT), group=self.group)
-        longest = int(max(lengths))
-        padded = torch.zeros(longest, dtype=torch.uint8)
-        padded[: len(mine)] = mine
-        texts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.world_size)]
-        dist.all_gather(texts, padded, group=self.group)
         return [json.loads(bytes(text[: int(n)].tolist())) for text, n in zip(texts, lengths, strict=True)]
 
     def gather_numbers(self, numbers: Sequence[float]) -> list[list[float]]:

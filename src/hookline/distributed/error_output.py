@@ -80,8 +80,11 @@ def print_once(error: BaseException | str, show: Callable[[], object]) -> None:
         printer = _claim(store, key, rank, is_ending)
         if printer != rank:
             kind = f"{type(error).__name__}: " if isinstance(error, BaseException) else ""
-            line = f"[rank {rank}] {kind}the same error as on rank {printer}, which prints it"
-            print(line, file=sys.stderr, flush=True)
+            print(
+                f"[rank {rank}] {kind}the same error as on rank {printer}, which prints it",
+                file=sys.stderr,
+                flush=True,
+            )
             return
         try:
             show()
@@ -98,8 +101,9 @@ def _connect() -> tuple[int, Any]:
         # the agent keeps its store when it starts the ranks again
         name = f"hookline/errors/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         if dist.is_initialized():
-            store = torch_dist.distributed_c10d._get_default_store()
-            return dist.get_rank(), torch_dist.PrefixStore(name, store)
+            return dist.get_rank(), torch_dist.PrefixStore(
+                name, torch_dist.distributed_c10d._get_default_store()
+            )
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
             store = torch_dist.TCPStore(host, port, is_master=False, timeout=CONNECTING)

@@ -117,8 +117,9 @@ class FSDP(MultiRankStrategy):
         if self.world_size == 1:
             return
         if self.mesh is None:
-            dims = mesh_shape(self.world_size, self.replicas, self.tensor_parallel)
-            self.mesh = make_mesh(self.device.type, dims)
+            self.mesh = make_mesh(
+                self.device.type, mesh_shape(self.world_size, self.replicas, self.tensor_parallel)
+            )
         if self.ranks.data_group is None:
             self.ranks.data_group = data_group(self.mesh)
 
@@ -214,15 +215,15 @@ class FSDP(MultiRankStrategy):
                         option="tensor_parallel",
                         value=size,
                     )
-        if divided:
-            return
-        raise OptionError(
-            f"FSDP: the {size} ranks of each tensor-parallel group would compute the same, because no layer "
-            f"of {name} is divided. Call parallelize_module(layer, self.trainer.strategy.tensor_mesh, ...) "
-            f"in {name}.configure_model, or leave tensor parallelism out.",
-            option="tensor_parallel",
-            value=size,
-        )
+        if not divided:
+            raise OptionError(
+                f"FSDP: the {size} ranks of each tensor-parallel group would compute the same, because no "
+                f"layer of {name} is divided. Call parallelize_module(layer, "
+                f"self.trainer.strategy.tensor_mesh, ...) in {name}.configure_model, or leave tensor "
+                "parallelism out.",
+                option="tensor_parallel",
+                value=size,
+            )
 
     def layers_of(self, module: nn.Module) -> list[nn.Module]:
         """Return the layers that are gathered one at a time, outermost first."""

@@ -52,7 +52,8 @@ def find_rank(environment: Mapping[str, str] | None = None) -> RankInfo:
     if (
         "SLURM_PROCID" in env
         and env.get("SLURM_STEP_NUM_TASKS", env.get("SLURM_NTASKS", "1")) != "1"
-        and _is_srun(env)
+        and env.get("SLURM_STEP_ID", "") not in ("", "4294967290", "4294967291")
+        and env.get("SLURM_JOB_NAME") != "interactive"
     ):
         tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS"
         return _check_rank(
@@ -80,13 +81,6 @@ def set_torchrun_environment(info: RankInfo) -> None:
         ("LOCAL_WORLD_SIZE", info.local_world_size),
     ):
         os.environ.setdefault(name, str(value))
-
-
-def _is_srun(env: Mapping[str, str]) -> bool:
-    return (
-        env.get("SLURM_STEP_ID", "") not in ("", "4294967290", "4294967291")
-        and env.get("SLURM_JOB_NAME") != "interactive"
-    )
 
 
 def _check_rank(info: RankInfo) -> RankInfo:
@@ -117,8 +111,7 @@ def _tasks_here(env: Mapping[str, str]) -> int:
     It is the largest count in the text, which is close enough to choose a number of threads.
     """
     text = env.get("SLURM_STEP_TASKS_PER_NODE", env.get("SLURM_TASKS_PER_NODE", "1"))
-    counts = [int(each) for each in re.findall(r"(?:^|,)(\d+)", text)]
-    return max(counts, default=1)
+    return max(map(int, re.findall(r"(?:^|,)(\d+)", text)), default=1)
 
 
 def _slurm_address(env: Mapping[str, str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -39,27 +39,25 @@ def is_sharded(tensor: Any) -> bool:
     return bool(sharded_dims(tensor))
 
 
-def _kinds(tensors: Sequence[Any]) -> dict[Any, list[int]]:
-    """Return the indices of sharded tensors by mesh and placements, in the same order on all ranks."""
+def _sharded_alike(tensors: Sequence[Any]) -> Iterator[tuple[list[int], list[Any]]]:
+    """Yield the indices of tensors with one mesh and the same placements, in the same order on all ranks, and
+    the process groups over which they are sharded, one for each dimension of the mesh.
+    """
     kinds: dict[Any, list[int]] = {}
     for index, tensor in enumerate(tensors):
         if is_sharded(tensor):
             kinds.setdefault((tensor.device_mesh, tensor.placements), []).append(index)
-    return kinds
-
-
-def _groups(tensor: Any) -> list[Any]:
-    """Return the process groups over which the tensor is sharded, one for each dimension of the mesh."""
-    return [tensor.device_mesh.get_group(dim) for dim in sharded_dims(tensor)]
+    for (mesh, _), where in kinds.items():
+        yield where, [mesh.get_group(dim) for dim in sharded_dims(tensors[where[0]])]
 
 
 def over_shards(vector: Tensor, tensors: Sequence[Any], order: float = 2.0) -> Tensor:
     """Turn norms of local parts into norms of whole tensors, with one all-reduce per kind of sharding."""
-    for where in _kinds(tensors).values():
+    for where, groups in _sharded_alike(tensors):
         highest = math.isinf(order)
         # a maximum over ranks may lose a NaN, but not an infinity
         part = vector[where].nan_to_num(math.inf, math.inf) if highest else vector[where] ** order
-        for group in _groups(tensors[where[0]]):
+        for group in groups:
             operation = torch.distributed.ReduceOp.MAX if highest else torch.distributed.ReduceOp.SUM
             torch.distributed.all_reduce(part, operation, group=group)
         vector[where] = part if highest else part ** (1 / order)
@@ -79,9 +77,9 @@ def gather_rows(rows: Sequence[Tensor], tensors: Sequence[Any]) -> list[Tensor]:
     Tensors that are sharded alike share two collectives for each dimension of their mesh.
     """
     gathered = list(rows)
-    for where in _kinds(tensors).values():
+    for where, groups in _sharded_alike(tensors):
         alike = [gathered[index] for index in where]
-        for group in _groups(tensors[where[0]]):
+        for group in groups:
             alike = _gather_rows(alike, group)
         for index, row in zip(where, alike, strict=True):
             gathered[index] = row
@@ -124,8 +122,7 @@ def norm_of(grads: Sequence[Tensor]) -> Tensor:
 def clip_norm(grads: Sequence[Tensor], limit: float) -> Tensor:
     """Clip the total norm to `limit` in place, and return the norm before."""
     norm = norm_of(grads)
-    factor = torch.clamp(limit / (norm + 1e-6), max=1.0)
-    scale_gradients(grads, factor)
+    scale_gradients(grads, torch.clamp(limit / (norm + 1e-6), max=1.0))
     return norm
 
 
@@ -151,8 +148,8 @@ def agree_on_overflow(found: dict[Any, Tensor], parameters: Sequence[Any]) -> bo
     """Return whether a gradient overflowed on any rank, and set the scaler's flags (`found`) to match."""
     device = next(iter(found))
     seen = torch.stack([local_part(each).to(device).reshape(()) for each in found.values()]).sum().reshape(1)
-    for where in _kinds(parameters).values():
-        for group in _groups(parameters[where[0]]):
+    for _, groups in _sharded_alike(parameters):
+        for group in groups:
             torch.distributed.all_reduce(seen, torch.distributed.ReduceOp.MAX, group=group)
     overflowed = bool(seen.item())
     for flag in found.values():

@@ -307,7 +307,6 @@ def unknown_fact(name: str, event: Event, table: EventTable, where: str) -> str:
     """Return the text of the error for a parameter that is not a fact of the event."""
     facts = table.facts_at(event)
     names = [n for fact in facts for n in (fact.name, *fact.spellings)]
-    own = ", ".join(event.facts) or "none of its own"
     common = ", ".join(fact.name for fact in facts if fact.name not in event.facts)
     elsewhere = table.events_with(name)
     hint = closest(name, names)
@@ -318,7 +317,7 @@ def unknown_fact(name: str, event: Event, table: EventTable, where: str) -> str:
         hint = f" It is an argument of {list_some(elsewhere, 4)}{here}."
     return (
         f"{where}: {event.name} has no argument {name!r}.{hint}\n"
-        f"  arguments of {event.name}: {own}\n"
+        f"  arguments of {event.name}: {', '.join(event.facts) or 'none of its own'}\n"
         f"  arguments of every event: {common}\n"
         f"  (a parameter with a default value may have any name)"
     )

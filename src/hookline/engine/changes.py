@@ -91,7 +91,7 @@ def change_table(rows: Sequence[HookChange]) -> str:
     cells = [("hook", "event", "changed", "what", "calls", "first step")]
     cells += [
         (
-            _with_rank(row),
+            f"{row.hook}, rank {row.rank}" if row.rank else row.hook,
             row.event,
             row.kind,
             list_some(row.names, most=3),
@@ -100,12 +100,9 @@ def change_table(rows: Sequence[HookChange]) -> str:
         )
         for row in rows
     ]
-    lines = align_columns(cells, left=4)
-    return "\n".join(["Audit: what hooks have changed:", *(f"  {line}" for line in lines)])
-
-
-def _with_rank(row: HookChange) -> str:
-    return f"{row.hook}, rank {row.rank}" if row.rank else row.hook
+    return "\n".join(
+        ["Audit: what hooks have changed:", *(f"  {line}" for line in align_columns(cells, left=4))]
+    )
 
 
 def observer(target: T) -> T:

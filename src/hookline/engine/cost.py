@@ -175,8 +175,10 @@ class Costs(list[Cost]):
         lines = [f"and {len(rest)} more, {total} in total: iterate over cost() for all rows"] if rest else []
         if self.is_audited:
             return [*lines, "The times include the audit; without audit=True the hooks are faster."]
-        slow = slow_hooks(self).items()
-        return [*lines, *(f"slow: {name}, {min(share, 1):.0%} of the {of}" for name, share in slow)]
+        return [
+            *lines,
+            *(f"slow: {name}, {min(share, 1):.0%} of the {of}" for name, share in slow_hooks(self).items()),
+        ]
 
 
 def _cost_cells(row: Cost) -> tuple[str, ...]:

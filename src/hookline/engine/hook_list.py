@@ -310,8 +310,7 @@ class HookList:
         return [entry for entry in self._entries.values() if redefines(hook, entry.hook)]
 
     def _replace(self, earlier: list[Entry], hook: Any, name: str | None) -> Handle:
-        names = ", ".join(each.name for each in earlier)
-        log.debug("%s was defined again and replaces: %s", hook, names)
+        log.debug("%s was defined again and replaces: %s", hook, ", ".join(each.name for each in earlier))
         put_back = self.set_aside(earlier)
         try:
             return self.add(hook, name)
@@ -439,24 +438,24 @@ class HookList:
 
     def _here(self, entry: Entry) -> list[Listener]:
         """Return the listeners that this rank calls and that are not in the plan yet."""
-        if not self.is_here(entry):
-            return []
-        return [each for each in entry.listeners if each not in self._plan]
+        return [each for each in entry.listeners if each not in self._plan] if self.is_here(entry) else []
 
     def _listeners(self, entry: Entry) -> list[Listener]:
         hook, serial = entry.hook, next(self._serial)
+        is_ours = isinstance(hook, Hook | Adapter)
         if isinstance(hook, FunctionHook):
             events = list(dict.fromkeys(self._table.named(event) for event in hook.events))
             listeners = [self._function_listener(hook, event, entry.name) for event in events]
-        elif isinstance(hook, Adapter):
-            _check_settings(hook, entry.name, self._table)
-            listeners = hook.listeners(entry.name, self._table)
         else:
             _check_settings(hook, entry.name, self._table)
-            listeners = find_listeners(hook, "H", entry.name, self._table)
-            if not listeners and not isinstance(hook, Hook):
+            listeners = (
+                hook.listeners(entry.name, self._table)
+                if isinstance(hook, Adapter)
+                else find_listeners(hook, "H", entry.name, self._table)
+            )
+            if not listeners and not is_ours:
                 raise HookError(not_a_hook(hook))
-        is_ours = isinstance(hook, Hook | Adapter)  # another object's `budget` is its own
+        # another object's `budget` is its own
         budget = budget_of(hook, entry.name, lambda: self._dismiss(entry)) if is_ours else None
         for listener in listeners:
             listener.allowance = (

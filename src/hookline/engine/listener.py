@@ -85,8 +85,7 @@ class Listener:
     def sort_key_at(self, event: Event) -> tuple[int, int, int]:
         """Return the key that sorts it at an event: the order of receivers, `order`, then registration."""
         who = "M" if self.after_module and "M" in event.receivers else self.receiver
-        phase = 2 * event.receivers.index(who)
-        return (phase + (who != self.receiver), self.order, self.serial)
+        return 2 * event.receivers.index(who) + (who != self.receiver), self.order, self.serial
 
     @property
     def steers(self) -> bool:
@@ -197,9 +196,11 @@ def with_filters(call: Caller, filters: list[Filter]) -> Caller:
     ]
 
     def filter_call(s: Any) -> Any:
-        if s.sanity_checking:  # schedules start with training
-            return None
-        if all([each(s) for each in counting]) and all(each(s) for each in deciding):  # noqa: C419
+        if (
+            not s.sanity_checking  # schedules start with training
+            and all([each(s) for each in counting])  # noqa: C419
+            and all(each(s) for each in deciding)
+        ):
             return call(s)
         return None
 
@@ -224,8 +225,9 @@ def _declares_steering(owner: Any, event: Event, table: EventTable) -> bool:
     """Return whether the attribute `steers` of a hook or module is True or names the event."""
     declared = getattr(owner, "steers", False)
     if isinstance(declared, tuple | list | set | frozenset):
-        names = [each for each in declared if isinstance(each, str)]
-        return event in {table.find(name) or table.find(f"on_{name}") for name in names}
+        return event in {
+            table.find(name) or table.find(f"on_{name}") for name in declared if isinstance(name, str)
+        }
     return declared is True
 
 
@@ -474,8 +476,9 @@ def _refuse_unknown(owner: Any, member: _Member, receiver: str, table: EventTabl
     if getattr(_plain_member(member.value), "__hookline_when__", None):
         meant = method if table.find(f"on_{method}", receiver) is None else f"on_{method}"
         hint = closest(method, table.names(receiver)) if meant == method else f" Did you mean {meant!r}?"
-        problem = f"{where} has a filter but is not an event, so it would never be called.{hint}"
-        raise HookError(f"{problem} {_OWN}")
+        raise HookError(
+            f"{where} has a filter but is not an event, so it would never be called.{hint} {_OWN}"
+        )
     if meant := _meant(owner, member, receiver, table):
         raise HookError(_never_called(owner, method, meant))
 

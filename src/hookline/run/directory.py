@@ -165,8 +165,7 @@ class RunDirectory:
         if self._options.run_dir is not None:
             return self._here(self._options.run_dir)
         if self._named is None:  # the pid makes the name unique, because no directory reserves it
-            name = f"{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}_{os.getpid()}"
-            self._named = self.root / name
+            self._named = self.root / f"{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}_{os.getpid()}"
         return self._here(self._named)
 
     def path(self) -> Path:

@@ -47,7 +47,11 @@ def explain_failure(run: Run, error: BaseException) -> None:
                 f"{type(run.module).__name__} has no parameters; layers in a Python list must be in "
                 "nn.ModuleList, and those in a dictionary in nn.ModuleDict."
             )
-    elif isinstance(error, Exception) and not isinstance(error, HooklineError) and _is_of_step(error):
+    elif (
+        isinstance(error, Exception)
+        and not isinstance(error, HooklineError)
+        and any(each.name in STEPS for each in traceback.extract_tb(error.__traceback__))
+    ):
         batch = describe_batch(run.state.batch)
         error.add_note(f"batch: {batch if len(batch) <= LONGEST_BATCH else batch[:LONGEST_BATCH] + ' ...'}")
         if run.stage == "predict" and isinstance(run.steps, PlainSteps):
@@ -62,10 +66,6 @@ def explain_failure(run: Run, error: BaseException) -> None:
                 "with the first part of a list or tuple. For another batch, write "
                 "predict_step(self, batch, batch_idx)."
             )
-
-
-def _is_of_step(error: BaseException) -> bool:
-    return any(each.name in STEPS for each in traceback.extract_tb(error.__traceback__))
 
 
 def _of_second_backward(run: Run) -> str:

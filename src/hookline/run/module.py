@@ -108,8 +108,7 @@ class Actions(DataActions):
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
         """Return the predictions for a batch; by default the module's output for its input."""
         batch = args[0]
-        inputs = batch[0] if isinstance(batch, list | tuple) else batch
-        return self(inputs)  # type: ignore[operator]
+        return self(batch[0] if isinstance(batch, list | tuple) else batch)  # type: ignore[operator]
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Compute the gradients of the loss.

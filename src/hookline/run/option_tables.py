@@ -156,8 +156,9 @@ def parse_checkpoint(given: Any, name: str = "checkpoint") -> Saving:
         write: Any = check_choice(name, given, ("sync", "async"), "True, False or a table are allowed, too.")
         return Saving(write=write)
     if not isinstance(given, Mapping):
-        keys = ", ".join(table_rules(name))
-        raise refused(name, given, f"True, False, 'sync', 'async' or a table of {keys}")
+        raise refused(
+            name, given, f"True, False, 'sync', 'async' or a table of {', '.join(table_rules(name))}"
+        )
     return parse_table(name, given)  # type: ignore[no-any-return]
 
 
@@ -179,8 +180,7 @@ def parse_digest(given: Any, name: str = "digest") -> Digests:
     except OptionError as error:
         if isinstance(given, bool | int | str):
             raise
-        keys = ", ".join(table_rules(name))
-        raise refused(name, given, f"{DIGEST_STEPS}, or a table of {keys}") from error
+        raise refused(name, given, f"{DIGEST_STEPS}, or a table of {', '.join(table_rules(name))}") from error
 
 
 def with_new_names(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from hookline.engine.checks import (
     Function,
     OnDisk,
     Portion,
+    Rule,
     Table,
     check_fields,
     check_layers,
@@ -77,9 +78,14 @@ BatchLimit = Annotated[int | float, Portion()]
 # ---- checks of single options ------------------------------------------------------------------------------
 
 
-def _saves(name: str, value: Any) -> Any:
-    parse_checkpoint(value, name)
-    return value
+def _parsed_by(parse: Callable[[Any, str], Any]) -> Rule:
+    """Return the check of an option that keeps what was given, if it can be parsed."""
+
+    def check(name: str, value: Any) -> Any:
+        parse(value, name)
+        return value
+
+    return check
 
 
 def _hangs(name: str, value: Any) -> Any:
@@ -94,16 +100,6 @@ def _evaluates(name: str, value: Any) -> Any:
         raise refused(name, value, f"a table of {', '.join(table_rules(name))}")
     parse_table(name, value)
     return dict(value)
-
-
-def _audits(name: str, value: Any) -> Any:
-    parse_audit(value, name)
-    return value
-
-
-def _digests(name: str, value: Any) -> Any:
-    parse_digest(value, name)
-    return value
 
 
 def _recomputes(name: str, value: Any) -> Any:
@@ -240,7 +236,7 @@ class Around:
     """Number of updates between two logged rows of metrics."""
     enable_progress_bar: bool = True
     """Show a progress bar, and a table of the cost of hooks at the end of a fit."""
-    digest: Annotated[bool | int | str | dict[str, Any], _digests] = False
+    digest: Annotated[bool | int | str | dict[str, Any], _parsed_by(parse_digest)] = False
     """Write digests of the batch, loss, gradients, weights and random streams of steps, for `hookline
     diverge`: 'every 10 steps', a number of steps, or True: every step. Or a dictionary of `every` (1; such an
     interval) and `modules` (False; True: also of every module and parameter).
@@ -277,7 +273,7 @@ class Failures:
 
     __slots__ = ()
 
-    checkpoint: Annotated[bool | str | dict[str, Any], _saves] = True
+    checkpoint: Annotated[bool | str | dict[str, Any], _parsed_by(parse_checkpoint)] = True
     """True: keep the newest state of a fit as `checkpoints/last`. False: only hooks save. 'async': write
     checkpoints in the background. Or a dictionary of `last` (True), `every` ("5 minutes"), `write` ('sync',
     'async'), `on_error` ('raise', 'warn') and `weights` ('all'; 'trainable' leaves out frozen weights, as of
@@ -515,7 +511,7 @@ class TrainerParts:
     """
     config: Any = None
     """Settings of your own. Hooks receive them as the fact `config`."""
-    audit: Annotated[bool | dict[str, Any], InFile(bool | dict[str, Any]), _audits] = False
+    audit: Annotated[bool | dict[str, Any], InFile(bool | dict[str, Any]), _parsed_by(parse_audit)] = False
     """True: report what each hook changed: weights, gradients, modes, the batch, random streams and more. Or
     a dictionary of `changes` (False; this report), `costs` (True; count the calls of every hook and measure
     their time) and `trace` (False; True: write every event and call as a timeline for Perfetto to trace.json

@@ -103,8 +103,7 @@ def _own_copy(value: Tensor | np.ndarray[Any, Any], where: str) -> Tensor:
     if value.layout is not torch.strided or value.is_meta or not _is_storable(value.dtype):
         what = f"{str(value.layout).removeprefix('torch.')} {str(value.dtype).removeprefix('torch.')}"
         raise refusal(where, value, f"({what} on {value.device}) cannot be written by safetensors")
-    plain = value.detach().resolve_conj().resolve_neg()
-    return plain.to("cpu", copy=True).contiguous()
+    return value.detach().resolve_conj().resolve_neg().to("cpu", copy=True).contiguous()
 
 
 @functools.cache

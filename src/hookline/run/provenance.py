@@ -320,5 +320,4 @@ def _git_problem(error: Exception) -> str:
         if isinstance(error, subprocess.CalledProcessError)
         else str(error)
     )
-    first = next(iter(said.strip().splitlines()), type(error).__name__)
-    return printable(mask_text(first, 200))
+    return printable(mask_text(next(iter(said.strip().splitlines()), type(error).__name__), 200))

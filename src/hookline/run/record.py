@@ -122,8 +122,11 @@ class RunRecord:
 
     def describe(self, run: Run) -> None:
         """Write the settings of the optimizers and the loaders, after they are made, and log the file."""
-        monitors = monitors_of(run.state.hooks.entries())
-        self.data.update(settings=mask(run.identity.settings), data=data_settings(run), monitors=monitors)
+        self.data.update(
+            settings=mask(run.identity.settings),
+            data=data_settings(run),
+            monitors=monitors_of(run.state.hooks.entries()),
+        )
         self.write()
         if not self.earlier:
             run.state.logger.log_config(self.path, run.identity.id)
@@ -145,8 +148,11 @@ class RunRecord:
         name = str(target.relative_to(folder) if target.is_relative_to(folder) else target)
         facts = {**facts, "saved_at": _now()}
         entry = {"path": name, "saves": facts["saves"], **{key: mask(facts[key]) for key in FILE_FACTS}}
-        known = [each for each in self.data["files"] if each.get("path") != name]
-        there = [each for each in known if (folder / str(each.get("path"))).is_file()]
+        there = [
+            each
+            for each in self.data["files"]
+            if each.get("path") != name and (folder / str(each.get("path"))).is_file()
+        ]
         self.data["files"] = [*there, entry][-MOST_FILES:]
 
     def end(self, run: Run) -> None:

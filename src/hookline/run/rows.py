@@ -55,8 +55,7 @@ def write_row(
     over: 'step', 'epoch' or 'evaluation', which the numbers are values or means of. step, epoch: by default
     the current ones.
     """
-    train = over != "evaluation"
-    has_listeners = train and plan.on_train_metrics is not noop
+    has_listeners = over != "evaluation" and plan.on_train_metrics is not noop
     if not values or not (s.logger or has_listeners):
         return
     row: Mapping[str, float] = {}

@@ -146,8 +146,8 @@ class Run:
         """The epoch and the newest batch that was drawn in it; inside an evaluation, that before it."""
         s = self.state
         batch = s.current.batch_idx if s.current.interrupted_batch is None else s.current.interrupted_batch
-        is_complete = s.epochs_seen > s.epoch  # the position is that of the next epoch
-        return s.epoch, batch if is_complete else min(batch, self.progress.position)
+        # after the epoch's end, the position is that of the next one
+        return s.epoch, batch if s.epochs_seen > s.epoch else min(batch, self.progress.position)
 
     @property
     def stamp(self) -> tuple[Any, ...]:

@@ -58,8 +58,7 @@ def make_save_request(
         )
     if path is not None and is_url(path):
         check_url(str(path), "path")
-    place = path if path is None or is_url(path) else Path(path)
-    return SaveRequest(place, reason, monitor, weights=weights)
+    return SaveRequest(path if path is None or is_url(path) else Path(path), reason, monitor, weights=weights)
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,8 +192,8 @@ class CheckedStep(AccumulatedStep):
             if run.data.router is None or index in window.fed
         ]
         grads = [grad for each in routed for grad in gradients(each)] if run.traits.scaler is None else []
-        is_finite = all_finite([loss for loss, _, _ in window.held], grads)
-        if not run.strategy.ranks.everywhere(is_finite):  # each rank has checked its shard of the gradients
+        # each rank checks its shard of the gradients
+        if not run.strategy.ranks.everywhere(all_finite([loss for loss, _, _ in window.held], grads)):
             self.buffers.put_back_and_warn()
             return False
         self.buffers.keep()

@@ -53,8 +53,11 @@ def install_actions(run: Run) -> None:
 def install_closure(run: Run) -> None:
     """Install the closure of the optimizers, which recomputes the loss for those that need it (LBFGS)."""
     recompute = any(needs_closure(each) for each in run.state.optimizers)
-    may_accumulate = run.traits.rules.accumulates_with_closures
-    if recompute and run.options.accumulate_grad_batches > 1 and not may_accumulate:
+    if (
+        recompute
+        and run.options.accumulate_grad_batches > 1
+        and not run.traits.rules.accumulates_with_closures
+    ):
         raise OptionError(NEEDS_ONE_BATCH)
     if recompute and run.strategy.precision.scaler is not None:
         raise OptionError(

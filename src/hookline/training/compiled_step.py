@@ -184,10 +184,9 @@ class CompiledStep:
 
     def _is_outdated(self) -> bool:
         """Return whether a parameter was added, or has a new hook, which a graph would silently not call."""
-        for parameter in self._trained:
-            if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-                return True
-        return len(_trained(self.state)) != self._count
+        return len(_trained(self.state)) != self._count or any(
+            each._backward_hooks or each._post_accumulate_grad_hooks for each in self._trained
+        )
 
     def _refuse(self, error: Exception) -> None:
         """Continue with separate graphs for forward and backward. Torch has run nothing yet."""

@@ -298,8 +298,9 @@ def why_finished(run: Run) -> str:
     if 0 <= options.max_steps <= s.step:
         return f"max_steps={options.max_steps} is reached"
     if run.data.train.length == 0:
-        is_off = options.limit_train_batches == 0
-        return "limit_train_batches=0" if is_off else "there are no training batches"
+        return (
+            "limit_train_batches=0" if options.limit_train_batches == 0 else "there are no training batches"
+        )
     if run.out_of_time and not run.boundary.is_stopping:
         s.request_stop(f"max_time={options.max_time:g} s is over")
         run.boundary.stop_by_clock()

@@ -58,7 +58,7 @@ from hookline.training.evaluate import evaluate
 from hookline.training.final_checkpoint import keeps_failed_state, save_final_state
 from hookline.training.fit import close_failed_epoch, fit
 from hookline.training.inference import check_inference_mode
-from hookline.training.loading import asked_mixture, is_off, limit_of, load, resolve_mixture, take_datamodule
+from hookline.training.loading import asked_mixture, limit_of, load, resolve_mixture, take_datamodule
 from hookline.training.manual import ManualOptimizer, manual_backward, unscale_once
 from hookline.training.participants import LateHooks, raise_first, tear_down_all, teardown_removed
 from hookline.training.pass_events import TEST, VALIDATION, restore_failed_batch
@@ -88,7 +88,6 @@ __all__ = [
     "explain_graphs",
     "find_checkpoint",
     "fit",
-    "is_off",
     "keep_counts",
     "keep_monitor_state",
     "kept_best",
@@ -205,32 +204,33 @@ def write_pending_metrics(run: Run) -> None:
     s = run.state
     pending, s.log.pending = s.log.pending, {}
     take_if_trained(run)
-    if leaves_directory(run):
-        return
-    if pending and s.logger and run.stage == "fit" and run.failure_monitor is None:
+    if (
+        pending
+        and s.logger
+        and run.stage == "fit"
+        and run.failure_monitor is None
+        and not leaves_directory(run)
+    ):
         with contextlib.suppress(Exception):  # reading a broken device fails too, and must not hide the error
             s.logger.log_row(Metrics(pending).read(), s.step, s.epoch, "step")
 
 
 def leave_run(run: Run, participants: RunParticipants) -> list[BaseException]:
-    """Tear down hooks, module and data module, detach them, free the run's resources; return failures."""
+    """Tear down hooks, module and data module, detach them, and free what the trainer would keep alive:
+    workers, the memory of savers, the tensors of a failed step. Return failures.
+    """
     failures = tear_down_all(run)
     try:
         participants.leave()
     except BaseException as caught:
         failures.append(caught)
-    release_resources(run)
-    return failures
-
-
-def release_resources(run: Run) -> None:
-    """Free what the trainer would keep alive: workers, the memory of savers, the tensors of a failed step."""
     for loader in itertools.chain(*run.data.loaders.values()):
         loader.close()  # the garbage collector takes seconds to end workers
     run.saves.background = None
     run_events.release(run)
     if run.traits.compiled is not None:
         run.traits.compiled.close()
+    return failures
 
 
 def finish_fit(run: Run) -> None:
@@ -308,8 +308,9 @@ def set_up_strategy(run: Run) -> None:
     s.setup.optimizers, schedules = parse_optimizers(
         plan.configure_optimizers(s), "" if takes_optimizer else type(run.steps).__name__
     )
-    advances_all = run.traits.rules.advances_on_metrics
-    run.schedules = [each for each in schedules if advances_all or not each.needs_metric]
+    run.schedules = [
+        each for each in schedules if run.traits.rules.advances_on_metrics or not each.needs_metric
+    ]
     follow_parameters(s.optimizers, before, run.module)
     s.setup.optimizers = run.strategy.prepare_optimizers(s.optimizers)
     settle_order(s.optimizers, run.module)

@@ -51,13 +51,8 @@ def take_datamodule(loaders: dict[str, Any], datamodule: Any) -> DataModule | No
     return datamodule
 
 
-def is_off(run: Run, kind: str) -> bool:
-    """Return whether an option such as `limit_val_batches=0` switches this kind of pass off."""
-    return limit_of(run, kind) == 0
-
-
 def limit_of(run: Run, kind: str) -> int | float:
-    """Return how many batches of each loader of a kind are used: a number, or a fraction."""
+    """Return how many batches of each loader of a kind are used: a number, or a fraction; 0: none."""
     options = run.options
     return {
         "train": options.limit_train_batches,
@@ -266,8 +261,12 @@ def _check_loaders(run: Run, kind: str, loaders: list[Loader]) -> None:
                 loader.name,
             )
     empty = [each for each in loaders if each.length == 0]
-    refuses = run.traits.rules.refuses_empty_data and run.options.limit_train_batches != 0
-    if kind == "train" and refuses and empty:
+    if (
+        kind == "train"
+        and empty
+        and run.traits.rules.refuses_empty_data
+        and run.options.limit_train_batches != 0
+    ):
         ranks, source = run.strategy.ranks, empty[0].source
         samples, hint = length_of(getattr(source, "dataset", None)), ""
         if not ranks.alone:

@@ -120,8 +120,7 @@ class ManualOptimizer:
         """Measure the gradients, if a listener requests it, and emit on_before_optimizer_step."""
         run, s = self._run, self._run.state
         self._events.focus(self._index, self.optimizer)
-        measures = "grad_norm" in run.plan.wanted
-        s.optimization.set_norm(total_norm([self.optimizer]) if measures else None)
+        s.optimization.set_norm(total_norm([self.optimizer]) if "grad_norm" in run.plan.wanted else None)
         return self._events.before_step()
 
     def count(self) -> None:

@@ -90,7 +90,6 @@ def restore_module(run: Run) -> None:
         options = {} if run.steps.strict_loading else {"strict": False}
         run.module.load_state_dict(s.checkpoint["module"], **options)
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
-        where = shown(run.resume.path)
         anew = (
             "\nIf you have changed the module, begin a new run: pass resume=None (on the command line: "
             "hookline fit --fresh), or choose another run_dir, which keeps the old checkpoints."
@@ -100,7 +99,7 @@ def restore_module(run: Run) -> None:
         # torch's error about weights says it all; one of a module's own method needs its traceback
         cause = None if "Error(s) in loading state_dict" in str(error) else error
         raise CheckpointError(
-            f"The weights in {where} do not fit {type(run.module).__name__}: {error}{anew}"
+            f"The weights in {shown(run.resume.path)} do not fit {type(run.module).__name__}: {error}{anew}"
         ) from cause
     if run.datamodule is not None and "datamodule" in s.checkpoint:  # one with weights only has none
         run.datamodule.load_state_dict(s.checkpoint["datamodule"])
@@ -185,8 +184,9 @@ def restore_hook(entry: Any, contents: dict[str, Any], s: State) -> None:
     if (state := find_state(entry, contents)) is not None and hasattr(entry.hook, "load_state_dict"):
         with naming(entry, "load_state_dict", s):
             load_hook(entry, state)
-    saved = contents.get("filters", {}).get(entry.name, [])
-    for listener, states in zip(entry.listeners, saved, strict=False):
+    for listener, states in zip(
+        entry.listeners, contents.get("filters", {}).get(entry.name, []), strict=False
+    ):
         for filter_, state in zip(listener.filters, states, strict=False):
             # a filter with another interval starts at zero, because the saved count does not apply to it
             if state["of"] == f"{listener.event.name} {filter_.text}":
@@ -230,17 +230,18 @@ def restoring(path: Any, what: str) -> Iterator[None]:
     except HooklineError:
         raise
     except Exception as error:
-        why = f"{type(error).__name__}: {error}"
         raise CheckpointError(
-            f"{shown(path)} cannot be restored, {what} in it does not fit this run: {why}"
+            f"{shown(path)} cannot be restored, {what} in it does not fit this run: "
+            f"{type(error).__name__}: {error}"
         ) from error
 
 
 def restore_progress(run: Run) -> None:
     """Restore optimizers, schedulers, the accumulation window, the log and the random number state."""
     s, contents = run.state, run.resume.contents
-    refuse = functools.partial(refuse_other_optimizers, contents["kinds"], kinds(s), run.resume.path)
-    run.traits.rules.match_optimizers(run, refuse)
+    run.traits.rules.match_optimizers(
+        run, functools.partial(refuse_other_optimizers, contents["kinds"], kinds(s), run.resume.path)
+    )
     is_late = reads_late(run, sharded_tensors(run.module))
     if is_late:
         restore_buffers(run)
@@ -457,14 +458,14 @@ def load_scheduler(scheduler: Any, saved: Any) -> None:
     """
     now = scheduler.state_dict()
     if isinstance(saved, dict) and isinstance(now, dict):
-        new = [name for name in saved if name not in now]
-        if taken := [
-            name for name in new if name == "optimizer" or callable(getattr(type(scheduler), str(name), None))
-        ]:
-            raise CheckpointError(
-                f"the state of {type(scheduler).__name__} has an entry {taken[0]!r}, which would replace a "
-                "method or the optimizer."
-            )
+        for name in saved:
+            if name not in now and (
+                name == "optimizer" or callable(getattr(type(scheduler), str(name), None))
+            ):
+                raise CheckpointError(
+                    f"the state of {type(scheduler).__name__} has an entry {name!r}, which would replace a "
+                    "method or the optimizer."
+                )
     check_like(saved, now, type(scheduler).__name__)
     scheduler.load_state_dict(saved)
 

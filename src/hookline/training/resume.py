@@ -376,8 +376,11 @@ def _refuse_to_begin(asked: Asked, folder: Path, unusable: dict[str, str], searc
         newest, that = asked.called_with("'auto'"), asked.called_with("PATH")
         advice.append(f"{newest} takes the newest one, with or without a score; {that} that one.")
     if asked.resumes:
-        is_line = asked.option == LINE_LOADS
-        afresh = "leave out the call" if is_line else "pass resume=None (on the command line: --fresh)"
+        afresh = (
+            "leave out the call"
+            if asked.option == LINE_LOADS
+            else "pass resume=None (on the command line: --fresh)"
+        )
         advice.append(
             f"Nothing was changed. To begin a new run there anyway, {afresh}; to keep them, choose another "
             "run_dir; or restore a copy of one."

@@ -93,8 +93,11 @@ def find_target(run: Run) -> bool:
         raise CheckpointError(text)
     run.resume.end_rollback()
     excluded = sum(len(each.exclusions.pending) for each in run.data.loaders["train"])
-    left_out = count_noun(excluded, "sample", "samples")
-    later = f" From the next epoch on, {left_out} will be left out." if excluded else ""
+    later = (
+        f" From the next epoch on, {count_noun(excluded, 'sample', 'samples')} will be left out."
+        if excluded
+        else ""
+    )
     if run.state.rank == 0:
         log.warning("%s The run continues without going back.%s", text, later)
     return False
@@ -204,7 +207,10 @@ def roll_back(run: Run) -> None:
     report_loaded(run, target.path)
     record_rollback(run, done)
     if not run.signals.number:  # else the checkpoint of the signal has this state
-        _save_restored(run)
+        # save it as the newest checkpoint, so that a resume does not choose an abandoned one
+        path = None if run.saves.last is not None else run.run_dir() / "checkpoints" / ROLLBACK
+        save(run, SaveRequest(path, "last", is_automatic=True))
+        finish_saving(run)
     run.boundary.sync_point()
     save_due(run)  # before the next batch, because hooks request checkpoints of the restored state
 
@@ -239,10 +245,3 @@ def _abandon_saves(run: Run, contents: dict[str, Any]) -> None:
     after = [(number + 1, saves.count)] if saves.count > number else []
     inside = [each for each in kept if not any(first <= each[0] and each[1] <= last for first, last in after)]
     saves.abandoned = [*inside, *after]
-
-
-def _save_restored(run: Run) -> None:
-    """Save the restored state as the newest checkpoint, so that a resume does not choose an abandoned one."""
-    path = None if run.saves.last is not None else run.run_dir() / "checkpoints" / ROLLBACK
-    save(run, SaveRequest(path, "last", is_automatic=True))
-    finish_saving(run)

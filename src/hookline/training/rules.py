@@ -62,8 +62,7 @@ class LoopRules:
     def overfitted(self, loader: Loader) -> Loader:
         """Return a loader of this rank's first batches, so that every epoch overfits on the same ones."""
         batches = list(itertools.islice(loader.batches(), loader.length))
-        sharding = replace(loader.sharding, is_sharded=False)
-        return Loader(loader.name, batches, len(batches), sharding=sharding)
+        return Loader(loader.name, batches, len(batches), sharding=replace(loader.sharding, is_sharded=False))
 
     def sanity_check(self, run: Run, load: Callable[[], Any], start: Callable[[], None]) -> bool:
         """Load the validation data, then start the sanity check; return False if there is no data."""

@@ -319,17 +319,16 @@ class RunView(View):
         """The number of optimizer updates of the run, for schedulers; infinite if it is not known."""
         from hookline.training.loading import estimated_steps
 
-        why_not = "estimated_stepping_batches is known during a run, from configure_optimizers on."
-        return estimated_steps(self._current(why_not))
+        return estimated_steps(
+            self._current("estimated_stepping_batches is known during a run, from configure_optimizers on.")
+        )
 
     @property
     def remaining_steps(self) -> float:
         """The number of optimizer updates from here to the end of the run; infinite if it is not known."""
-        if self._run is None:
-            raise HooklineError("remaining_steps is known during a run, from on_fit_start on.")
         from hookline.training.loading import remaining_steps
 
-        return remaining_steps(self._run)
+        return remaining_steps(self._current("remaining_steps is known during a run, from on_fit_start on."))
 
 
 for _name in OPTION_NAMES:

@@ -84,8 +84,7 @@ def save(run: Run, request: SaveRequest) -> None:
         request.format.prepare(contents)
     else:
         if leaves_out_base(run, request):
-            weights, ranks = contents["module"], run.strategy.ranks
-            contents["module"] = run.saves.base.leave_out(weights, run.module, ranks)
+            contents["module"] = run.saves.base.leave_out(contents["module"], run.module, run.strategy.ranks)
         after_save(run)
     whole = edit_saved(run, contents, path, request.reason)
     about = {
@@ -96,8 +95,15 @@ def save(run: Run, request: SaveRequest) -> None:
         **({"base": base} if (base := fingerprint(left_out_in(whole.get("module")))) else {}),
         **({"mesh": run.strategy.mesh_text} if run.strategy.mesh_text else {}),
     }
-    facts = about if request.format is not None else None
-    saved = Saved(path, request.reason, s.step, None, run.stamp, request.is_automatic, facts)
+    saved = Saved(
+        path,
+        request.reason,
+        s.step,
+        None,
+        run.stamp,
+        request.is_automatic,
+        facts=about if request.format is not None else None,
+    )
     in_background = (
         run.options.saving.write == "async"
         and request.format is None
@@ -116,8 +122,9 @@ def save(run: Run, request: SaveRequest) -> None:
         else:
             from hookline.checkpoint.rank_writer import write_on_all_ranks
 
-            part = part_of_rank(run, whole, saved)
-            write_on_all_ranks(part, path, about, run.strategy.ranks, staging=run.run_dir)
+            write_on_all_ranks(
+                part_of_rank(run, whole, saved), path, about, run.strategy.ranks, staging=run.run_dir
+            )
     except CheckpointError as error:
         saved = replace(saved, error=error)
     run.saves.results.append(saved)
@@ -148,8 +155,7 @@ def leaves_out_base(run: Run, request: SaveRequest) -> bool:
             "compute when it began: pass Trainer(checkpoint={'weights': 'trainable'}), or add "
             "ModelCheckpoint(weights='trainable') before fit."
         )
-    wanted = request.weights or run.options.saving.weights
-    return wanted == "trainable" and run.saves.base is not None
+    return (request.weights or run.options.saving.weights) == "trainable" and run.saves.base is not None
 
 
 @phase(SAVING)

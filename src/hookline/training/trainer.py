@@ -308,8 +308,9 @@ class Trainer(RunView):
             module=run.module,
         )
         if found is None:
-            where = own or self._directory.searched
-            raise CheckpointError(f"checkpoint={checkpoint!r}: no checkpoint was found below {where}.")
+            raise CheckpointError(
+                f"checkpoint={checkpoint!r}: no checkpoint was found below {own or self._directory.searched}."
+            )
         run.resume.take(found.contents, found.path)  # restored once the module has all its layers
         if self._fitted is not None:
             lifecycle.keep_monitor_state(run)
@@ -369,7 +370,7 @@ class Trainer(RunView):
                 "validate() can be called from a hook at the end of a batch, step or training epoch "
                 f"({events}), not here: elsewhere it would change a computation that is under way."
             )
-        if lifecycle.is_off(run, "val"):
+        if lifecycle.limit_of(run, "val") == 0:
             return Metrics()
         if not lifecycle.load(run, "val"):
             _refuse_without_loader("validate")
@@ -578,8 +579,8 @@ def _on_loaders(kind: str, body: Callable[[Run, Any], T], argument: Any) -> Call
     from hookline.training import lifecycle
 
     def run_on_loaders(run: Run) -> T | None:
-        if lifecycle.is_off(run, kind):
-            limit = lifecycle.limit_of(run, kind)
+        limit = lifecycle.limit_of(run, kind)
+        if limit == 0:
             log.warning("Nothing to %s: limit_%s_batches=%s switches it off.", run.stage, kind, limit)
             return None
         loaders = lifecycle.load(run, kind)

@@ -116,8 +116,7 @@ class BatchSizes:
 
     def check(self) -> None:
         """Refuse a run in which no batch size can be tried, because of its loader or because of its ranks."""
-        why = why_fixed(self._source()) if self._owner() is None else ""
-        if why:
+        if self._owner() is None and (why := why_fixed(self._source())):
             raise OptionError(
                 f"The training loader {why}, so its batch size cannot be changed. Pass a DataLoader(dataset, "
                 "batch_size=...), or return the loader from train_dataloader of a module or data module that "

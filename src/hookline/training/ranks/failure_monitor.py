@@ -136,8 +136,9 @@ class LivenessRing:
         """Listen for the rank before this one, and return the address; empty if that is not possible."""
         try:
             host = own_address()
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            self._server = socket.create_server((host, 0), family=family)
+            self._server = socket.create_server(
+                (host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+            )
         except OSError as error:
             log.warning("Rank %d cannot be watched (%s): its death is noticed later.", rank, error)
             return ""
@@ -336,8 +337,9 @@ class RankMonitor:
             number = store.add("messages", 1)
             store.set(f"message/{number}", json.dumps(message))
         except (RuntimeError, dist.DistError) as error:
-            why = str(error).partition("\n")[0]
-            log.warning("The other ranks could not be informed (%s): %s", why, message)
+            log.warning(
+                "The other ranks could not be informed (%s): %s", str(error).partition("\n")[0], message
+            )
 
     def wait_for_all_ranks(self, where: str) -> None:
         """Wait without a time limit until all ranks are here; raise if one has failed."""
@@ -403,8 +405,7 @@ class RankMonitor:
 
     def _interrupt(self) -> None:
         """Interrupt a busy hook so that it can end in good order: our SIGTERM handler raises `PeerError`."""
-        handler = signal.getsignal(signal.SIGTERM)
-        is_ours = isinstance(getattr(handler, "__self__", None), Signals)
+        is_ours = isinstance(getattr(signal.getsignal(signal.SIGTERM), "__self__", None), Signals)
         if not self._interrupted and self._error is None and is_ours:
             os.kill(os.getpid(), signal.SIGTERM)
         self._interrupted = True
