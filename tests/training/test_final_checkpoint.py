@@ -641,3 +641,28 @@ def test_a_checkpoint_that_a_hook_asks_for_still_ends_the_run(tmp_path: Path) ->
     with pytest.raises(CheckpointError):
         train(tmp_path, every=5)
     assert train(tmp_path, every=5, checkpoint={"on_error": "warn"}).status == "completed"
+
+
+class CountsBatches(Hook):
+    count = 0
+
+    def on_train_batch_end(self) -> None:
+        self.count += 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.count = state["count"]
+
+
+@pytest.mark.parametrize("event", ["train_batch_end", "after_backward"])
+def test_hooks_that_may_lack_a_counted_batch_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, event: str
+) -> None:
+    trainer = quiet(run_dir=tmp_path, checkpoint={"last": True})
+    trainer.on(event, every=3)(lambda: 1 / 0)
+    trainer.add_hook(CountsBatches())
+    with pytest.raises(ZeroDivisionError):
+        trainer.fit(Net(), batches(4))
+    assert ("may lack it after a resume: counts_batches." in caplog.text) == (event == "train_batch_end")

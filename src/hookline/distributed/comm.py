@@ -122,7 +122,11 @@ class Ranks:
         if self.group is None:
             return [mine.tolist()]
         gathered = [torch.empty_like(mine) for _ in range(self.world_size)]
-        dist.all_gather(gathered, mine, group=self.group)
+        try:
+            dist.all_gather(gathered, mine, group=self.group)
+        except RuntimeError as error:
+            _explain_lost_connection(error, self.world_size)
+            raise
         return [each.tolist() for each in gathered]
 
     def from_zero(self, value: Any) -> Any:

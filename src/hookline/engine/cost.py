@@ -172,7 +172,8 @@ class Costs(list[Cost]):
         """Return the lines below so many rows: what the others took, and the slow hooks."""
         rest, of = self[most:], "training time" if self.stage == "fit" else f"time of {self.stage}()"
         total = format_seconds(sum(row.seconds for row in rest))
-        lines = [f"and {len(rest)} more, {total} in total: iterate over cost() for all rows"] if rest else []
+        how = "list(trainer.hooks.cost()), or list(line.cost()) of a Line"
+        lines = [f"and {len(rest)} more, {total} in total: {how}"] if rest else []
         if self.is_audited:
             return [*lines, "The times include the audit; without audit=True the hooks are faster."]
         return [

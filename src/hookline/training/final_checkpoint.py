@@ -16,6 +16,7 @@ from hookline.run.directory import LAST, LAST_STATE
 from hookline.run.finite import state_tensors
 from hookline.run.run import Run
 from hookline.run.save_request import Saved, SaveRequest
+from hookline.training.restore import hooks_with_state
 from hookline.training.saving import finish_saving, save
 from hookline.util.errors import CheckpointError, OptionError, Preempted, RunLockedError
 from hookline.util.processes import join
@@ -160,6 +161,26 @@ def save_final_state(run: Run) -> None:
     if (url := run.saves.last.url()) is not None:
         save(run, SaveRequest(url, "last", is_automatic=True))
         finish_saving(run)
+
+
+def warn_of_missed_events(run: Run) -> None:
+    """Warn if a batch is counted, and hooks with a state may not have received all of its events.
+
+    Its weights are updated, so a resume does not train on it again.
+    """
+    s = run.state
+    if s.current.returned is None or run.progress.position == s.current.batch_idx:
+        return
+    events = ("on_train_batch_end", "on_step_end")
+    listening = {each.name for event in events for each in run.plan.listeners(event) if each.receiver == "H"}
+    if keeping := [each.name for each in hooks_with_state(s.hooks.entries()) if each.name in listening]:
+        log.warning(
+            "The run failed after the update of batch %d and before all hooks had received its events. The "
+            "saved state counts the batch, so these hooks may lack it after a resume: %s. For the same bits, "
+            "resume from an earlier checkpoint.",
+            s.batch_idx,
+            ", ".join(keeping),
+        )
 
 
 def keeps_failed_state(run: Run) -> bool:

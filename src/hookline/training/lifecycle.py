@@ -55,7 +55,7 @@ from hookline.training.compile import (
 )
 from hookline.training.composition import check_manual_options
 from hookline.training.evaluate import evaluate
-from hookline.training.final_checkpoint import keeps_failed_state, save_final_state
+from hookline.training.final_checkpoint import keeps_failed_state, save_final_state, warn_of_missed_events
 from hookline.training.fit import close_failed_epoch, fit
 from hookline.training.inference import check_inference_mode
 from hookline.training.loading import asked_mixture, limit_of, load, resolve_mixture, take_datamodule
@@ -261,6 +261,7 @@ def save_after_failure(run: Run) -> list[BaseException]:
         if keeps_failed_state(run):
             run.saves.requests.append(SaveRequest(None, "exception", is_automatic=True))
         if run.saves.requests and run.step is not None:
+            warn_of_missed_events(run)
             run.step.close_failed_batch()
             close_failed_epoch(run)
         save_due(run)

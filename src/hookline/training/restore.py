@@ -6,7 +6,7 @@ import contextlib
 import copy
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ from hookline.checkpoint.sharded import (
 from hookline.data.seeding import key_of, rng_state, seed_rank, set_rng_state
 from hookline.distributed.precision import TRUE
 from hookline.engine.foreign import HookAdapter, KeyedState
+from hookline.engine.hook_list import Entry
 from hookline.engine.listener import overrides
 from hookline.run.run import Run
 from hookline.run.state import State
@@ -158,17 +159,20 @@ def warn_of_other_hooks(run: Run) -> None:
             shown(run.resume.path),
             ", ".join(lost),
         )
-    keeping = [
-        each.name
-        for each in entries
-        if hasattr(each.given, "state_dict") and overrides(each.given, "state_dict")
-    ]
-    if new := [name for name in keeping if name not in saved and found[name] is None]:
+    keeping = hooks_with_state(entries)
+    if new := [each.name for each in keeping if each.name not in saved and found[each.name] is None]:
         log.warning(
             "%s holds no state of these hooks, which start without it: %s.",
             shown(run.resume.path),
             ", ".join(new),
         )
+
+
+def hooks_with_state(entries: Iterable[Entry]) -> list[Entry]:
+    """Return the hooks that have a state of their own to save."""
+    return [
+        each for each in entries if hasattr(each.given, "state_dict") and overrides(each.given, "state_dict")
+    ]
 
 
 def reads_late(run: Run, sharded: dict[str, Any]) -> bool:
