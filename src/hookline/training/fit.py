@@ -273,12 +273,6 @@ def finish_epoch(run: Run, complete: bool) -> None:
         save_due(run)
 
 
-def close_failed_epoch(run: Run) -> None:
-    """Mark an epoch that failed in its last events as complete, so that a resume begins the next one."""
-    if run.state.epochs_seen > run.state.epoch:
-        run.progress.position = 0
-
-
 # ---- when to stop ------------------------------------------------------------------------------------------
 
 
@@ -371,7 +365,6 @@ def validate(run: Run) -> None:
             run.participants.control.report_validated(results)
     if run.progress.validation_pending:
         run.boundary.sync_point()  # one rank has received a signal
-    if run.progress.validation_pending:
         # every rank has abandoned the validation, and must handle the signal before it trains on
         run.boundary.sync_point()
 

@@ -56,7 +56,7 @@ from hookline.training.compile import (
 from hookline.training.composition import check_manual_options
 from hookline.training.evaluate import evaluate
 from hookline.training.final_checkpoint import keeps_failed_state, save_final_state
-from hookline.training.fit import close_failed_epoch, fit
+from hookline.training.fit import fit
 from hookline.training.inference import check_inference_mode
 from hookline.training.loading import asked_mixture, limit_of, load, resolve_mixture, take_datamodule
 from hookline.training.manual import ManualOptimizer, manual_backward, unscale_once
@@ -262,7 +262,8 @@ def save_after_failure(run: Run) -> list[BaseException]:
             run.saves.requests.append(SaveRequest(None, "exception", is_automatic=True))
         if run.saves.requests and run.step is not None:
             run.step.close_failed_batch()
-            close_failed_epoch(run)
+            if run.state.epochs_seen > run.state.epoch:
+                run.progress.position = 0  # failed in the epoch's last events: a resume begins the next one
         save_due(run)
         finish_saving(run)
     except BaseException as failure:
@@ -433,10 +434,10 @@ class RunParticipants(LateHooks[Run]):
         self._attach(run)
         for receiver, owner in (("D", run.datamodule), ("M", run.steps), ("S", run.strategy)):
             if owner is not None:
-                name, foreign = type(owner).__name__, owner if isinstance(owner, Adapter) else None
+                name = type(owner).__name__
                 self.listeners += (
-                    foreign.listeners(name, table)
-                    if foreign
+                    owner.listeners(name, table)
+                    if isinstance(owner, Adapter)
                     else find_listeners(owner, receiver, name, table)
                 )
         run.plan.add(self.listeners)

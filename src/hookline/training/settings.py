@@ -62,9 +62,9 @@ def collect_settings(run: Run) -> SettingValues:
         found |= {
             f"schedule.{index}.{key}": getattr(schedule, key) for key in ("interval", "frequency", "monitor")
         }
-        has_state = callable(getattr(schedule.scheduler, "state_dict", None))
-        state = schedule.scheduler.state_dict() if has_state else None
-        found |= {f"schedulers.{index}.{key}": each for key, each in _scheduler_entries(state)}
+        if callable(getattr(schedule.scheduler, "state_dict", None)):
+            entries = _scheduler_entries(schedule.scheduler.state_dict())
+            found |= {f"schedulers.{index}.{key}": each for key, each in entries}
     found |= {f"module.{name}": value for name, value in module_settings(run.module).items()}
     plain = {name: _as_comparable(value) for name, value in found.items()}
     return {name: value for name, value in plain.items() if value is not _NONE}

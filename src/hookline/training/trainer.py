@@ -424,8 +424,10 @@ class Trainer(RunView):
         save_every_n_epochs: epochs between two checkpoints. options: those of ModelCheckpoint.
         """
         keep = {} if "monitor" in options else {"save_top_k": -1}
-        hook = hook_class("model_checkpoint")(**{"every_n_epochs": save_every_n_epochs, **keep, **options})
-        return self.add_hook(hook, "checkpoint")
+        return self.add_hook(
+            hook_class("model_checkpoint")(**{"every_n_epochs": save_every_n_epochs, **keep, **options}),
+            "checkpoint",
+        )
 
     def add_dataloader(self, loader: Any, name: str, weight: float | None = None) -> int:
         """Add a loader from the mixture's next window on. loader, name, weight: as in `loaders.add`."""

@@ -204,8 +204,9 @@ def _communicates(run: Run) -> str:
         return "manual optimization averages gradients in the training step"
     if any(isinstance(each, nn.SyncBatchNorm) for each in run.module.modules()):
         return "SyncBatchNorm does"
-    is_static = getattr(run.strategy, "options", {}).get("static_graph")
-    return "the first batch with static_graph=True does" if is_static else ""
+    if getattr(run.strategy, "options", {}).get("static_graph"):
+        return "the first batch with static_graph=True does"
+    return ""
 
 
 def _try_batch(run: Run, step: TrainStep, source: Iterator[Any], number: int) -> int:
@@ -268,8 +269,7 @@ def _release(run: Run, step: TrainStep) -> None:
     for parameter in run.module.parameters():
         parameter.grad = None
     gc.collect()
-    empty_cache = getattr(torch.accelerator, "empty_cache", None)
-    if empty_cache is not None and torch.accelerator.is_available():
-        empty_cache()
+    if torch.accelerator.is_available():
+        torch.accelerator.empty_cache()
     if run.options.compile and "torch._dynamo" in sys.modules:
         torch._dynamo.reset()  # graphs for this size would change those of later ones
