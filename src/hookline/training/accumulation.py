@@ -144,8 +144,7 @@ class AccumulatedStep(TrainStep):
         if not self.run.traits.rules.averages_short_windows:
             return
         window.correction = window.size * window.unit / count
-        if window.correction != 1.0:
-            rescale(self.state.setup.optimizers, window.correction)
+        rescale(self.state.setup.optimizers, window.correction)
 
     def close_window(self) -> None:
         """Update on the batches of a window that ends early, or whose last batch was skipped."""

@@ -56,11 +56,11 @@ from hookline.training.compile import (
 from hookline.training.composition import check_manual_options
 from hookline.training.evaluate import evaluate
 from hookline.training.final_checkpoint import keeps_failed_state, save_final_state
-from hookline.training.fit import fit
+from hookline.training.fit import close_failed_epoch, fit
 from hookline.training.inference import check_inference_mode
 from hookline.training.loading import asked_mixture, limit_of, load, resolve_mixture, take_datamodule
 from hookline.training.manual import ManualOptimizer, manual_backward, unscale_once
-from hookline.training.participants import LateHooks, raise_first, tear_down_all, teardown_removed
+from hookline.training.participants import LateHooks, attach_run, raise_first, tear_down_all, teardown_removed
 from hookline.training.pass_events import TEST, VALIDATION, restore_failed_batch
 from hookline.training.restore import begin_weights, keep_counts, keep_monitor_state, restore_progress
 from hookline.training.resume import choose_start, find_checkpoint
@@ -262,8 +262,7 @@ def save_after_failure(run: Run) -> list[BaseException]:
             run.saves.requests.append(SaveRequest(None, "exception", is_automatic=True))
         if run.saves.requests and run.step is not None:
             run.step.close_failed_batch()
-            if run.state.epochs_seen > run.state.epoch:
-                run.progress.position = 0  # failed in the epoch's last events: a resume begins the next one
+            close_failed_epoch(run)
         save_due(run)
         finish_saving(run)
     except BaseException as failure:
@@ -431,7 +430,7 @@ class RunParticipants(LateHooks[Run]):
         run, table = self.run, self.run.plan.table
         run.manual.backward = functools.partial(manual_backward, run)
         run.manual.unscale = functools.partial(unscale_once, run)
-        self._attach(run)
+        attach_run(run, run)
         for receiver, owner in (("D", run.datamodule), ("M", run.steps), ("S", run.strategy)):
             if owner is not None:
                 name = type(owner).__name__
@@ -441,12 +440,6 @@ class RunParticipants(LateHooks[Run]):
                     else find_listeners(owner, receiver, name, table)
                 )
         run.plan.add(self.listeners)
-
-    def _attach(self, run: Run | None) -> None:
-        """Give module and data module access to the run; None: take it away."""
-        self.run.steps._attach(run)
-        if self.run.datamodule is not None:
-            self.run.datamodule._attach(run)
 
     def begin(self) -> None:
         """Open the loggers, reset the filters and accounts of every hook, and observe added hooks."""
@@ -474,7 +467,7 @@ class RunParticipants(LateHooks[Run]):
         while run.participants.on_close:
             run.participants.on_close.pop()()
         run.plan.clear_run()
-        self._attach(None)
+        attach_run(run, None)
         run.rows.flush()
         if is_refused(run):
             discard_files(run)
@@ -537,8 +530,9 @@ def locked(run: Run) -> Iterator[None]:
     directory = run.directory
     try:
         # the lock's thread reports that the lock is lost, so that the run ends
-        send = run.participants.commands.send
-        run.strategy.ranks.decide(lambda: directory.hold(lambda who: send("lock lost", who=who)))
+        run.strategy.ranks.decide(
+            lambda: directory.hold(lambda who: run.participants.commands.send("lock lost", who=who))
+        )
         yield
     finally:
         directory.release()

@@ -26,6 +26,7 @@ from hookline.training.backward import loss_of
 from hookline.training.batch_events import set_outputs, take_batch, transfer
 from hookline.training.composition import choose_step
 from hookline.training.loading import sharding_of
+from hookline.training.participants import attach_run
 from hookline.training.ranks.data_pass import separate_log
 from hookline.training.rules import LoopRules
 from hookline.training.step import TrainStep
@@ -78,9 +79,7 @@ def fit_aside(
             for layer, mode in modes:
                 layer.training = mode
             if outer is not None:
-                outer.steps._attach(outer)
-                if outer.datamodule is not None:
-                    outer.datamodule._attach(outer)
+                attach_run(outer, outer)
 
 
 # ---- the batch size of a run -------------------------------------------------------------------------------

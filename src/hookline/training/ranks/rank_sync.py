@@ -89,12 +89,13 @@ class RankSync(Boundary):
 
         If all ranks do, the checkpoint is of this step. Otherwise keep the request for the next exchange.
         """
+        run, mine = self.run, self._requests()
         if -asked.read()[3] > 0:
             self._exchange()
-            return
-        for request in self._requests():
-            self._kept.append(request)
-            self.run.saves.requests.remove(request)
+        else:
+            self._kept += mine
+            for request in mine:
+                run.saves.requests.remove(request)
 
     def sync_point(self) -> None:
         """Wait for all ranks outside the batches, and carry out the requests of any rank at once."""
