@@ -273,6 +273,12 @@ def finish_epoch(run: Run, complete: bool) -> None:
         save_due(run)
 
 
+def close_failed_epoch(run: Run) -> None:
+    """Mark an epoch that failed in its last events as complete, so that a resume begins the next one."""
+    if run.state.epochs_seen > run.state.epoch:
+        run.progress.position = 0
+
+
 # ---- when to stop ------------------------------------------------------------------------------------------
 
 

@@ -470,9 +470,12 @@ class Trainer(RunView):
                 for kind in given if stage == "fit" else ():
                     if run.data.given[kind] is not None:
                         lifecycle.load(run, kind)
-                mixed = str(run.data.train) if run.data.is_mixture else ""
                 return explain_plan(
-                    self.plan, stage, mixed, lifecycle.explain_graphs(run), run.data.readings()
+                    self.plan,
+                    stage,
+                    str(run.data.train) if run.data.is_mixture else "",
+                    lifecycle.explain_graphs(run),
+                    run.data.readings(),
                 )
             finally:
                 participants.leave()
