@@ -82,10 +82,8 @@ def device_settings(number: int, optimizer: Any) -> Iterator[tuple[str, Tensor]]
 def optimizer_state(optimizers: Iterable[Any], names: Mapping[int, str]) -> Iterator[tuple[str, Any]]:
     """Yield the state of optimizers in the order of their parameters, which a resume does not change."""
     for number, optimizer in enumerate(map(bare, optimizers)):
-        parameters = [each for group in optimizer.param_groups for each in group["params"]]
-        for place, parameter in enumerate(parameters):
+        for owner, parameter in parameters_of(optimizer, names):
             entries = optimizer.state.get(parameter)
-            owner = names.get(id(parameter), f"? {place}")
             for name, value in entries.items() if isinstance(entries, Mapping) else ():
                 yield from batch_leaves(value, f"optimizer {number}, {owner}: {name}")
 

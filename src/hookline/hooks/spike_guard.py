@@ -249,8 +249,10 @@ class SpikeGuard(Hook):
         own = [number for index in range(len(values)) for number in _weighted(known.get(str(index)))]
         rows = [own] if self._is_alone else self._ranks.gather_numbers(own)
         totals = [sum(column) for column in zip(*rows, strict=True)]
-        pairs = zip(totals[::2], totals[1::2], strict=True)
-        return [total / weight if weight else None for total, weight in pairs]
+        return [
+            total / weight if weight else None
+            for total, weight in zip(totals[::2], totals[1::2], strict=True)
+        ]
 
     # ---- skip and rollback: the decision before the update -------------------------------------------------
 

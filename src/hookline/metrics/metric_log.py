@@ -179,8 +179,8 @@ class MetricLog:
         """Names in rows whose reduction is not the mean."""
         self._plain: dict[str, str] = {}
         """Names in rows (`loss_step`) with the names of their newest values (`loss`)."""
-        self._objects: dict[tuple[str, str], Any] = {}
-        """Metric objects (torchmetrics, by duck type), computed when their pass is over."""
+        self._objects: dict[str, dict[str, Any]] = {"train": {}, "eval": {}}
+        """Metric objects (torchmetrics, by duck type) by mode, computed when their pass is over."""
         self._in_bar: set[str] = set()
         """The names of metric objects that a progress bar shows, from the end of their pass on."""
 
@@ -305,7 +305,7 @@ class MetricLog:
             value = value.detach()
         elif hasattr(value, "compute") and hasattr(value, "reset"):
             if self.mode != "now":
-                if self._objects.setdefault((self.mode, name), value) is not value:
+                if self._objects[self.mode].setdefault(name, value) is not value:
                     raise HooklineError(
                         f"log({name!r}, ...) has got two metric objects, and one name has one result: log "
                         "each object under a name of its own, and the same object in every batch."
@@ -330,7 +330,7 @@ class MetricLog:
 
     def objects(self) -> list[Any]:
         """Return the metric objects that were logged and are not computed yet."""
-        return list(self._objects.values())
+        return [*self._objects["train"].values(), *self._objects["eval"].values()]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the training epoch's accumulators, for a checkpoint within the epoch."""
@@ -349,8 +349,9 @@ class MetricLog:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the accumulators."""
         self.train_loss = Accumulator.from_state(state["train_loss"])
-        means = {name: Accumulator.from_state(each) for name, each in state["means"].items()}
-        self._means = defaultdict(Accumulator, means)
+        self._means = defaultdict(
+            Accumulator, {name: Accumulator.from_state(each) for name, each in state["means"].items()}
+        )
         self._by_loader["train"] = {
             name: Accumulator.from_state(each) for name, each in state["by_loader"].items()
         }
@@ -368,21 +369,20 @@ class MetricLog:
 
     def evaluated_objects(self) -> list[Any]:
         """Return the metric objects that were logged in an evaluation that is not over."""
-        return [each for (mode, _), each in self._objects.items() if mode == "eval"]
+        return list(self._objects["eval"].values())
 
     def object_state(self, module: nn.Module) -> dict[str, Any]:
         """Return the state of the module's metric objects, for a checkpoint within the epoch."""
         from hookline.metrics.metric_objects import save_objects  # only a checkpoint needs it
 
-        logged = {name: each for (mode, name), each in self._objects.items() if mode == "train"}
-        return save_objects(module, logged, self.evaluated_objects())
+        return save_objects(module, self._objects["train"], self.evaluated_objects())
 
     def load_object_state(self, module: nn.Module, state: dict[str, Any]) -> list[str]:
         """Restore the metric objects; return the names of those that begin anew."""
         from hookline.metrics.metric_objects import load_objects
 
         logged, lost = load_objects(module, state)
-        self._objects |= {("train", name): each for name, each in logged.items()}
+        self._objects["train"] |= logged
         return lost
 
     def begin(self, mode: str) -> None:
@@ -401,7 +401,7 @@ class MetricLog:
         pool: reduces over all ranks.
         """
         sums = {**(more or {}), **self._sums(mode)}
-        objects = {name: each for (kind, name), each in self._objects.items() if kind == mode}
+        objects = self._objects[mode]
         if pool is None:
             done = {name: value for name, each in sums.items() if (value := each.compute()) is not None}
             done |= {name: _value_of(each) for name, each in objects.items()}
@@ -412,9 +412,9 @@ class MetricLog:
             parts = {known_as.get(name, name): each.part() for name, each in sums.items()}
             done = self.store_reduced(pool(parts | dict.fromkeys(objects, OBJECT)))
             done |= _computed_by_all(done, objects, pool)
-        for name, metric in objects.items():
+        for metric in objects.values():
             metric.reset()  # after all are computed: one object may have been logged under two names
-            del self._objects[mode, name]
+        self._objects[mode] = {}
         for name, key in self._keys[mode].items():
             if key.epoch_name in done and key.epoch is not None:
                 self.newest[name] = done[key.epoch_name]
@@ -426,8 +426,9 @@ class MetricLog:
 
     def is_of_training(self, name: str) -> bool:
         """Return whether this metric comes from the end of the training epoch and not from an evaluation."""
-        by_training = name in self._sums("train") or ("train", name) in self._objects
-        return by_training and name not in self._sums("eval")
+        return not self.is_of_evaluation(name) and (
+            name in self._sums("train") or name in self._objects["train"]
+        )
 
     def is_of_evaluation(self, name: str) -> bool:
         """Return whether this metric is one of the newest evaluation."""

@@ -104,8 +104,7 @@ def state_of(metric: Any) -> dict[str, Any]:
 
 def load_state(metric: Any, state: Mapping[str, Any]) -> None:
     """Restore what `state_of` returned, on the device of the metric. Raise TypeError for other state."""
-    defaults = getattr(metric, "_defaults", None)
-    if not isinstance(defaults, dict):
+    if not isinstance(getattr(metric, "_defaults", None), dict):
         metric.load_state_dict(state)
         return
     metric.reset()

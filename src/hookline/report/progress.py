@@ -87,10 +87,9 @@ class MetricProgress:
 def progress_of(run: RecordedRun) -> list[MetricProgress]:
     """Return every metric of a run, as logged."""
     modes = modes_of(run)
-    found = [("step", run.own), ("epoch", run.between)]
     return [
         _progress(name, over, series, modes.get(name))
-        for over, kept in found
+        for over, kept in (("step", run.own), ("epoch", run.between))
         for name, series in kept.items()
         if series.values
     ]

@@ -372,9 +372,9 @@ def _take_timings(run: RecordedRun, record: dict[str, Any], step: int | None) ->
 
 
 def _take_end(run: RecordedRun, record: dict[str, Any], step: int | None) -> None:
-    said = {key: str(record.get(key) or "") for key in ("status", "reason")}
     run.ending = {
-        **said,
+        "status": str(record.get("status") or ""),
+        "reason": str(record.get("reason") or ""),
         "step": step,
         "time": run.times.ended,
         "epoch": record.get("epoch"),
@@ -395,9 +395,7 @@ def _take_control(run: RecordedRun, record: dict[str, Any], step: int | None) ->
 
 
 def _take_failure(run: RecordedRun, record: dict[str, Any], step: int | None) -> None:
-    """Add a failure. The hook and event come first, because a message may fill all the space that is
-    shown.
-    """
+    """Add a failure, its hook and event first: a message may fill all the space that is shown."""
     where = f" in {record['event']}" if record.get("event") else ""
     who = f"{record['who']}{where}: " if record.get("who") else ""
     rank = f"on rank {record['rank']}: " if record.get("rank") else ""
@@ -422,8 +420,10 @@ def _take_spike(run: RecordedRun, record: dict[str, Any], step: int | None) -> N
     value, limit = (
         f"{each:.6g}" if type(each) is float else each for each in map(record.get, ("value", "limit"))
     )
-    text = f"{record.get('monitor', '')} {value}, limit {limit}, batch {record.get('batch')}"
-    text = f"{text} ({record.get('action', '')}){_samples_in(record)}"
+    text = (
+        f"{record.get('monitor', '')} {value}, limit {limit}, batch {record.get('batch')} "
+        f"({record.get('action', '')}){_samples_in(record)}"
+    )
     add_event(run, RunEvent("spike", text, run.times.ended, step))
 
 

@@ -135,8 +135,11 @@ class RecordedRun:
 
     def _before(self, to: int) -> list[FoundCheckpoint]:
         """Return the checkpoints before an update, the latest step first; of one step, the newest first."""
-        before = [each for each in self._checkpoints[0] if each.manifest["step"] < to]
-        return sorted(before, key=lambda each: each.manifest["step"], reverse=True)
+        return sorted(
+            (each for each in self._checkpoints[0] if each.manifest["step"] < to),
+            key=lambda each: each.manifest["step"],
+            reverse=True,
+        )
 
     def _is_superseded(self, contents: dict[str, Any]) -> bool:
         """Return whether the run has abandoned the steps of a checkpoint: its place in the log shows it."""

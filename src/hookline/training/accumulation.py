@@ -38,19 +38,23 @@ class AccumulatedStep(TrainStep):
 
     def start(self, batches_left: int | None = None) -> Signal | None:
         """Start the batch; at the first batch of a window also choose its length."""
-        window, signal = self.window, super().start(batches_left)
+        signal = super().start(batches_left)
         if signal is not END_EPOCH:
-            if window.batches == 0:
-                window.size = window_size(self.run, batches_left)
-            self.is_last = window.batches + 1 >= window.size or batches_left == 1
+            self.join_window(batches_left)
         return signal
 
     def skip_empty(self, batches_left: int | None) -> Signal | None:
         """Leave out a batch that is None; it counts as one of its window."""
-        if self.window.batches == 0:
-            self.window.size = window_size(self.run, batches_left)
-        self.is_last = self.window.batches + 1 >= self.window.size or batches_left == 1
+        self.join_window(batches_left)
         return super().skip_empty(batches_left)
+
+    def join_window(self, batches_left: int | None) -> None:
+        """Choose the length of the window at its first batch; the last window of an epoch may have fewer."""
+        window = self.window
+        if window.batches == 0:
+            most = self.run.traits.accumulate
+            window.size = most if batches_left is None else min(most, batches_left)
+        self.is_last = window.batches + 1 >= window.size or batches_left == 1
 
     def skip(self, signal: Signal) -> Signal | None:
         """Skip this batch; if it is the last of its window, update on the other batches."""
@@ -140,8 +144,7 @@ class AccumulatedStep(TrainStep):
         if not self.run.traits.rules.averages_short_windows:
             return
         window.correction = window.size * window.unit / count
-        if window.correction != 1.0:
-            rescale(self.state.setup.optimizers, window.correction)
+        rescale(self.state.setup.optimizers, window.correction)
 
     def close_window(self) -> None:
         """Update on the batches of a window that ends early, or whose last batch was skipped."""
@@ -165,11 +168,6 @@ class AccumulatedStep(TrainStep):
         batches = max(0, window.batches - 1)
         window.clear()
         window.batches = batches
-
-
-def window_size(run: Run, batches_left: int | None) -> int:
-    """Return how many batches a new window has; the last one of an epoch may have fewer."""
-    return run.traits.accumulate if batches_left is None else min(run.traits.accumulate, batches_left)
 
 
 class CheckedStep(AccumulatedStep):

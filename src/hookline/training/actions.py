@@ -30,16 +30,16 @@ def install_actions(run: Run) -> None:
 
     The strategy may wrap an action.
     """
-    for event in run.plan.table:
-        if event.action:
-            _install(run, event)
     plan = run.plan
+    for event in plan.table:
+        if event.action:
+            install_action(run, event.name)
     if run.strategy.device.type != "cpu" or _action_owner(run, plan.table["transfer_batch_to_device"])[2]:
         run.traits.transfers = (lambda s: plan.transfer_batch_to_device(s),)
     if (convert := run.strategy.precision.convert_tensor) is not None:
         # after the move, because a device converts faster than the CPU
         run.traits.transfers += (lambda s: map_tensors(s.current.batch, convert),)
-    clips_itself = _action_owner(run, run.plan.table["configure_gradient_clipping"])[2]
+    clips_itself = _action_owner(run, plan.table["configure_gradient_clipping"])[2]
     run.traits.clips = run.options.gradient_clip_val is not None or clips_itself
     clip_returns_norm = (
         run.traits.clips and not clips_itself and run.options.gradient_clip_algorithm != "value"
@@ -68,7 +68,7 @@ def install_closure(run: Run) -> None:
         run.traits.recomputes = True
         # the gradients of the closure's last call are not those that the step began with
         run.traits.measures_norm = run.traits.measures_norm or not run.traits.clips
-        _install(run, run.plan.table["optimizer_step"])
+        install_action(run, "optimizer_step")
 
 
 def _action_owner(run: Run, event: Event) -> tuple[str, str, bool]:
@@ -84,14 +84,11 @@ def _action_owner(run: Run, event: Event) -> tuple[str, str, bool]:
 
 
 def install_action(run: Run, name: str) -> None:
-    """Install one action again, after it was replaced."""
-    _install(run, run.plan.table[name])
-
-
-def _install(run: Run, event: Event) -> None:
+    """Install one action, also again after it was replaced."""
+    table, s, strategy = run.plan.table, run.state, run.strategy
+    event = table[name]
     receiver, method, overridden = _action_owner(run, event)
     owner = run.datamodule if receiver == "D" else run.steps
-    table, s, strategy = run.plan.table, run.state, run.strategy
     default = DEFAULTS.get(event.name) if not overridden else None
     doer = (
         None

@@ -71,10 +71,9 @@ def loss_of(run: Run, returned: Any) -> Tensor | None:
         return None
     if isinstance(returned, dict):
         if "loss" not in returned:
-            keys = ", ".join(map(str, returned))
             raise LossError(
-                f"{name_of_step(run.steps)} returned a dictionary without 'loss' (keys: {keys}): the 'loss' "
-                "key needs to be present."
+                f"{name_of_step(run.steps)} returned a dictionary without 'loss' (keys: "
+                f"{', '.join(map(str, returned))}): the 'loss' key needs to be present."
             )
         log_numbers(run, returned)
     loss = loss_in(returned)

@@ -208,10 +208,11 @@ class WeightedTotals(BatchTotals):
         run, window, ranks = self.run, self.run.window, self.run.strategy.ranks
         if ranks.alone and run.traits.accumulate == 1:
             return weight or 1  # a single batch needs no reference
-        if window.unit:
-            mean = window.unit / window.correction
-        else:  # the first window
-            mean = ranks.total([weight]).read()[0] / ranks.world_size
+        mean = (
+            window.unit / window.correction
+            if window.unit
+            else ranks.total([weight]).read()[0] / ranks.world_size  # the first window
+        )
         fraction, exponent = math.frexp(mean)
         return math.ldexp(1.0, exponent - (fraction == 0.5)) if mean else 1.0
 

@@ -97,8 +97,9 @@ class CompiledStep:
                 else:
                     plan.act(name, [], lambda trace: noop)
         self.splits = splits
-        is_observed = bool(plan.listeners("on_gradient_clip")) or plan.is_traced("on_gradient_clip")
-        clips = self._clips_by_default and not is_observed
+        clips = self._clips_by_default and not (
+            plan.listeners("on_gradient_clip") or plan.is_traced("on_gradient_clip")
+        )
         for update in self.updates:
             update.clips = clips and not update.refusal
         self._seen = plan.asked_at, plan.tracers
@@ -233,10 +234,11 @@ class CompiledStep:
             if not isinstance(loss, Tensor) or not loss.requires_grad:
                 return returned, None
             parameters = [*trained, *others]
-            found = torch.autograd.grad(
-                loss, [each for each in parameters if each.requires_grad], allow_unused=True
+            gradients: list[Tensor | None] = list(
+                torch.autograd.grad(
+                    loss, [each for each in parameters if each.requires_grad], allow_unused=True
+                )
             )
-            gradients: list[Tensor | None] = list(found)
             for index, parameter in enumerate(parameters):
                 if not parameter.requires_grad:
                     gradients.insert(index, None)

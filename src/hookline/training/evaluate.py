@@ -33,19 +33,20 @@ def aggregate(
             key.removeprefix(start): value for key, value in results.items() if key.startswith(start)
         }
     if callable(how):
-        made = how({name: dict(Metrics(values).read()) for name, values in by_loader.items()})
-        if not isinstance(made, Mapping) or not all(is_scalar(value) for value in made.values()):
+        overall = how({name: dict(Metrics(values).read()) for name, values in by_loader.items()})
+        if not isinstance(overall, Mapping) or not all(is_scalar(value) for value in overall.values()):
             raise OptionError(
                 f"evaluation: aggregation must return a dictionary of numbers by the metrics' names, not "
-                f"{str(made)[:80]}."
+                f"{str(overall)[:80]}."
             )
-        return {_overall(key, prefix, results): value for key, value in made.items()}
-    if how == "macro":
+    elif how == "macro":
         keys = dict.fromkeys(key for values in by_loader.values() for key in values)
-        means = {key: [values[key] for values in by_loader.values() if key in values] for key in keys}
-        return {_overall(key, prefix, results): sum(each) / len(each) for key, each in means.items()}
-    chosen = by_loader[how.partition(":")[2] or loaders[0]]
-    return {_overall(key, prefix, results): value for key, value in chosen.items()}
+        found = {key: [values[key] for values in by_loader.values() if key in values] for key in keys}
+        overall = {key: sum(each) / len(each) for key, each in found.items()}
+    else:
+        overall = by_loader[how.partition(":")[2] or loaders[0]]
+    # the user may have logged a result without the prefix
+    return {key if key in results else f"{prefix}/{key}": value for key, value in overall.items()}
 
 
 def check_aggregation(how: str | Aggregate, loaders: list[str], stage: str) -> None:
@@ -59,11 +60,6 @@ def check_aggregation(how: str | Aggregate, loaders: list[str], stage: str) -> N
             f"evaluation: aggregation={how!r}: there is no loader named {primary!r}."
             f"{closest(primary, loaders)} Loaders: {', '.join(loaders)}."
         )
-
-
-def _overall(key: str, prefix: str, results: dict[str, Any]) -> str:
-    """Return the overall name of a result; the user may have logged it without the prefix."""
-    return key if key in results else f"{prefix}/{key}"
 
 
 @timed("validation")

@@ -371,7 +371,6 @@ def validate(run: Run) -> None:
             run.participants.control.report_validated(results)
     if run.progress.validation_pending:
         run.boundary.sync_point()  # one rank has received a signal
-    if run.progress.validation_pending:
         # every rank has abandoned the validation, and must handle the signal before it trains on
         run.boundary.sync_point()
 

@@ -60,7 +60,7 @@ from hookline.training.fit import close_failed_epoch, fit
 from hookline.training.inference import check_inference_mode
 from hookline.training.loading import asked_mixture, limit_of, load, resolve_mixture, take_datamodule
 from hookline.training.manual import ManualOptimizer, manual_backward, unscale_once
-from hookline.training.participants import LateHooks, raise_first, tear_down_all, teardown_removed
+from hookline.training.participants import LateHooks, attach_run, raise_first, tear_down_all, teardown_removed
 from hookline.training.pass_events import TEST, VALIDATION, restore_failed_batch
 from hookline.training.restore import begin_weights, keep_counts, keep_monitor_state, restore_progress
 from hookline.training.resume import choose_start, find_checkpoint
@@ -431,22 +431,16 @@ class RunParticipants(LateHooks[Run]):
         run, table = self.run, self.run.plan.table
         run.manual.backward = functools.partial(manual_backward, run)
         run.manual.unscale = functools.partial(unscale_once, run)
-        self._attach(run)
+        attach_run(run, run)
         for receiver, owner in (("D", run.datamodule), ("M", run.steps), ("S", run.strategy)):
             if owner is not None:
-                name, foreign = type(owner).__name__, owner if isinstance(owner, Adapter) else None
+                name = type(owner).__name__
                 self.listeners += (
-                    foreign.listeners(name, table)
-                    if foreign
+                    owner.listeners(name, table)
+                    if isinstance(owner, Adapter)
                     else find_listeners(owner, receiver, name, table)
                 )
         run.plan.add(self.listeners)
-
-    def _attach(self, run: Run | None) -> None:
-        """Give module and data module access to the run; None: take it away."""
-        self.run.steps._attach(run)
-        if self.run.datamodule is not None:
-            self.run.datamodule._attach(run)
 
     def begin(self) -> None:
         """Open the loggers, reset the filters and accounts of every hook, and observe added hooks."""
@@ -474,7 +468,7 @@ class RunParticipants(LateHooks[Run]):
         while run.participants.on_close:
             run.participants.on_close.pop()()
         run.plan.clear_run()
-        self._attach(None)
+        attach_run(run, None)
         run.rows.flush()
         if is_refused(run):
             discard_files(run)
@@ -537,8 +531,9 @@ def locked(run: Run) -> Iterator[None]:
     directory = run.directory
     try:
         # the lock's thread reports that the lock is lost, so that the run ends
-        send = run.participants.commands.send
-        run.strategy.ranks.decide(lambda: directory.hold(lambda who: send("lock lost", who=who)))
+        run.strategy.ranks.decide(
+            lambda: directory.hold(lambda who: run.participants.commands.send("lock lost", who=who))
+        )
         yield
     finally:
         directory.release()

@@ -37,8 +37,8 @@ def take_datamodule(loaders: dict[str, Any], datamodule: Any) -> DataModule | No
     loaders: what was passed, by kind.
     """
     first, *rest = loaders
-    shapes = [getattr(each, "shape", None) for each in loaders.values()]
-    if rest and all(shapes) and len({shape[0] for shape in shapes if shape}) == 1:
+    shapes: list[Any] = [getattr(each, "shape", None) for each in loaders.values()]
+    if rest and all(shapes) and len({shape[0] for shape in shapes}) == 1:
         raise OptionError(
             "fit(): the second and third argument look like inputs and targets: pass "
             "DataLoader(TensorDataset(inputs, targets), batch_size=32)."
@@ -71,13 +71,7 @@ def load(run: Run, kind: str) -> list[Loader]:
     limit = limit_of(run, kind)
     given = run.data.given.get(kind)
     if given is None and (kind != "val" or limit != 0):
-        ask = {
-            "train": run.plan.train_dataloader,
-            "val": run.plan.val_dataloader,
-            "test": run.plan.test_dataloader,
-            "predict": run.plan.predict_dataloader,
-        }[kind]
-        given = ask(run.state)
+        given = getattr(run.plan, f"{kind}_dataloader")(run.state)
         if kind == "val" and isinstance(given, list | tuple) and not given:
             given = None  # val_dataloader returned an empty list: there is no validation data
     if kind == "train" and run.data.batch_size is not None:
@@ -114,20 +108,12 @@ def load(run: Run, kind: str) -> list[Loader]:
 
 
 def use_training_loaders(run: Run, loaders: list[Loader], sharding: RankSharding) -> None:
-    """Let the loop read these training loaders, and count what their sharding says of each batch."""
+    """Let the loop read these training loaders: a single one, or a mixture that draws from several.
+
+    Count what their sharding says of each batch.
+    """
     run.data.loaders["train"] = loaders
-    set_training_loader(run, loaders)
     run.data.totals = make_totals(run, sharding)
-
-
-def sharding_of(run: Run, kind: str) -> RankSharding:
-    """Return this rank's share of the data; on one process all of it."""
-    strategy = run.strategy
-    return RankSharding(strategy.ranks, trains=kind == "train", is_sharded=strategy.shards_data)
-
-
-def set_training_loader(run: Run, loaders: list[Loader]) -> None:
-    """Set the training loader: a single loader, or a mixture that draws from several."""
     if run.options.prefetch_batches:
         fetch_ahead(run, loaders)
     if run.options.limit_train_batches == 0 or (len(loaders) == 1 and asked_mixture(run) is None):
@@ -157,6 +143,12 @@ def set_training_loader(run: Run, loaders: list[Loader]) -> None:
         run.data.loss_weights = dict(mixture.loss_weights)
 
 
+def sharding_of(run: Run, kind: str) -> RankSharding:
+    """Return this rank's share of the data; on one process all of it."""
+    strategy = run.strategy
+    return RankSharding(strategy.ranks, trains=kind == "train", is_sharded=strategy.shards_data)
+
+
 def fetch_ahead(run: Run, loaders: list[Loader]) -> None:
     """Let threads fetch training batches; also move them, unless a listener needs them before that."""
     steps, plan, device = run.steps, run.plan, run.strategy.device
@@ -165,13 +157,12 @@ def fetch_ahead(run: Run, loaders: list[Loader]) -> None:
     )
     for loader in loaders:
         if not loader.reader.may_run_ahead:
-            has_workers = bool(getattr(loader.source, "num_workers", 0))
             log.warning(
                 "prefetch_batches=%d has no effect on the loader %r: %s.",
                 run.options.prefetch_batches,
                 loader.name,
                 "its workers fetch in advance already; set its prefetch_factor"
-                if has_workers
+                if getattr(loader.source, "num_workers", 0)
                 else "its batches are made in the main process; give it workers",
             )
             continue
@@ -237,8 +228,9 @@ def _updates_of(run: Run, length: int, epochs: int) -> int:
 
 def writes_predictions(run: Run) -> bool:
     """Return whether a hook writes the predictions of the run."""
-    hooks = [each.hook for each in run.state.hooks.entries() if each.enabled]
-    return any(getattr(each, "writes_predictions", False) for each in hooks)
+    return any(
+        each.enabled and getattr(each.hook, "writes_predictions", False) for each in run.state.hooks.entries()
+    )
 
 
 def _check_loaders(run: Run, kind: str, loaders: list[Loader]) -> None:

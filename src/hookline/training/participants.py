@@ -9,6 +9,7 @@ from hookline.engine.foreign import HookAdapter, RunAware
 from hookline.engine.hook_list import Entry
 from hookline.engine.slots import add_failure_note
 from hookline.run.parts import EmittingRun
+from hookline.run.run import Run
 from hookline.training import run_events
 from hookline.training.restore import restore_hook
 from hookline.util.errors import StopTraining
@@ -71,6 +72,13 @@ class LateHooks(Generic[V]):
             listener.begin(self.run.state)
         if isinstance(entry.hook, HookAdapter | RunAware):
             entry.hook.begin_run(self.run.state)
+
+
+def attach_run(run: Run, given: Run | None) -> None:
+    """Give the module and data module of a run access to it; given=None: take it away."""
+    run.steps._attach(given)
+    if run.datamodule is not None:
+        run.datamodule._attach(given)
 
 
 def teardown_removed(run: EmittingRun) -> None:

@@ -84,8 +84,14 @@ def choose_start(run: Run, resume: str | os.PathLike[str] | Start | None, direct
         identity.id = identity.id or run.resume.contents.get("run", "") or uuid.uuid4().hex
         _continue_numbering(run, directory.existing())
         chosen = "" if ranks.alone else directory.chosen()
-        saves = run.saves
-        return [identity.id, run.resume.finished, chosen, identity.started_at, saves.count, saves.abandoned]
+        return [
+            identity.id,
+            run.resume.finished,
+            chosen,
+            identity.started_at,
+            run.saves.count,
+            run.saves.abandoned,
+        ]
 
     identity.id, run.resume.finished, run_dir, identity.started_at, run.saves.count, abandoned = ranks.decide(
         identify

@@ -68,13 +68,11 @@ def find_target(run: Run) -> bool:
     if run.resume.target is not None:
         return True
     finish_saving(run)
+    unusable: dict[Path, str] = {}
     if request.to is None or request.to == "best":
         found, unusable = _search(run, request)
     else:
-        found, unusable = (
-            find_checkpoint(request.to, run.directory, ranks=run.strategy.ranks, option="to"),
-            {},
-        )
+        found = find_checkpoint(request.to, run.directory, ranks=run.strategy.ranks, option="to")
     if found is not None:
         _refuse_changed_base(run, found)
         run.resume.target = found
@@ -92,14 +90,15 @@ def find_target(run: Run) -> bool:
     if request.on_missing == "raise":
         raise CheckpointError(text)
     run.resume.end_rollback()
-    excluded = sum(len(each.exclusions.pending) for each in run.data.loaders["train"])
-    later = (
-        f" From the next epoch on, {count_noun(excluded, 'sample', 'samples')} will be left out."
-        if excluded
-        else ""
-    )
     if run.state.rank == 0:
-        log.warning("%s The run continues without going back.%s", text, later)
+        excluded = sum(len(each.exclusions.pending) for each in run.data.loaders["train"])
+        log.warning(
+            "%s The run continues without going back.%s",
+            text,
+            f" From the next epoch on, {count_noun(excluded, 'sample', 'samples')} will be left out."
+            if excluded
+            else "",
+        )
     return False
 
 

@@ -97,8 +97,11 @@ class LoopRules:
         """Return whether a metric is one of validations, and none has run in this epoch."""
         if run.progress.validated_at[0] == run.state.epoch or not self.has_validation(run):
             return False
-        is_known = monitor in run.state.metrics
-        return not is_known or monitor.startswith("val") or run.state.log.is_of_evaluation(monitor)
+        return (
+            monitor not in run.state.metrics
+            or monitor.startswith("val")
+            or run.state.log.is_of_evaluation(monitor)
+        )
 
     def report_missing_metric(self, run: Run, schedule: Schedule) -> None:
         """Raise because a scheduler's metric was not logged; with strict=False log a warning."""

@@ -295,8 +295,12 @@ class RunView(View):
         """
         from hookline.training.samples import exclude_samples
 
-        run = self._current("exclude_samples() works in a fit: hooks call it.", in_fit=True)
-        exclude_samples(run, samples, loader, reason)
+        exclude_samples(
+            self._current("exclude_samples() works in a fit: hooks call it.", in_fit=True),
+            samples,
+            loader,
+            reason,
+        )
 
     def export_folder(
         self, path: str | Path, folder: Path, write: Callable[[Mapping[str, Any], Path], None]

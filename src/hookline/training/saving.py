@@ -190,9 +190,12 @@ def part_of_rank(run: Run, contents: dict[str, Any], saved: Saved) -> Packed:
         parts = PerRankState(contents, buffers_of(run.module, contents["module"]))
     except CheckpointError as error:
         problem = str(error)
-    sums = parts.sums if parts is not None and ranks.rank == 0 else None
     of_all = ranks.gather(
-        {"asked": [str(saved.path), saved.reason, saved.step], "problem": problem, "sums": sums}
+        {
+            "asked": [str(saved.path), saved.reason, saved.step],
+            "problem": problem,
+            "sums": parts.sums if parts is not None and ranks.rank == 0 else None,
+        }
     )
     if any(each["asked"] != of_all[0]["asked"] for each in of_all):
         asked = ", ".join(
@@ -411,5 +414,7 @@ def open_window(run: Run) -> dict[str, Any]:
         )
     has_gradients = window.count or (run.gradient_sync is not None and run.gradient_sync.is_clear)
     grads = window_gradients(run.module, run.state.wrapped_model) if has_gradients else {}
-    facts = {name: getattr(window, name) for name in window.__slots__ if name != "weight"}
-    return {**facts, "gradients": grads}
+    return {
+        **{name: getattr(window, name) for name in window.__slots__ if name != "weight"},
+        "gradients": grads,
+    }

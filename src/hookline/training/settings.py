@@ -62,9 +62,11 @@ def collect_settings(run: Run) -> SettingValues:
         found |= {
             f"schedule.{index}.{key}": getattr(schedule, key) for key in ("interval", "frequency", "monitor")
         }
-        has_state = callable(getattr(schedule.scheduler, "state_dict", None))
-        state = schedule.scheduler.state_dict() if has_state else None
-        found |= {f"schedulers.{index}.{key}": each for key, each in _scheduler_entries(state)}
+        if callable(getattr(schedule.scheduler, "state_dict", None)):
+            found |= {
+                f"schedulers.{index}.{key}": each
+                for key, each in _scheduler_entries(schedule.scheduler.state_dict())
+            }
     found |= {f"module.{name}": value for name, value in module_settings(run.module).items()}
     plain = {name: _as_comparable(value) for name, value in found.items()}
     return {name: value for name, value in plain.items() if value is not _NONE}
@@ -101,8 +103,13 @@ def report_changes(run: Run, saved: Any) -> None:
         for line, count in list(lines.items())[:MOST_LINES]
     ]
     shown += [f"  and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
-    advice = [each for kind, each in CHANGE_ADVICE.items() if kind in kept]
-    text = "\n".join(["Settings have changed since the checkpoint was made:", *shown, *advice])
+    text = "\n".join(
+        [
+            "Settings have changed since the checkpoint was made:",
+            *shown,
+            *(each for kind, each in CHANGE_ADVICE.items() if kind in kept),
+        ]
+    )
     if run.state.rank == 0:
         log.warning(text)
     run.state.logger.log_event("warning", {"step": run.state.step, "epoch": run.state.epoch, "message": text})

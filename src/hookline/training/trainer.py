@@ -424,8 +424,10 @@ class Trainer(RunView):
         save_every_n_epochs: epochs between two checkpoints. options: those of ModelCheckpoint.
         """
         keep = {} if "monitor" in options else {"save_top_k": -1}
-        hook = hook_class("model_checkpoint")(**{"every_n_epochs": save_every_n_epochs, **keep, **options})
-        return self.add_hook(hook, "checkpoint")
+        return self.add_hook(
+            hook_class("model_checkpoint")(**{"every_n_epochs": save_every_n_epochs, **keep, **options}),
+            "checkpoint",
+        )
 
     def add_dataloader(self, loader: Any, name: str, weight: float | None = None) -> int:
         """Add a loader from the mixture's next window on. loader, name, weight: as in `loaders.add`."""
@@ -468,9 +470,12 @@ class Trainer(RunView):
                 for kind in given if stage == "fit" else ():
                     if run.data.given[kind] is not None:
                         lifecycle.load(run, kind)
-                mixed = str(run.data.train) if run.data.is_mixture else ""
                 return explain_plan(
-                    self.plan, stage, mixed, lifecycle.explain_graphs(run), run.data.readings()
+                    self.plan,
+                    stage,
+                    str(run.data.train) if run.data.is_mixture else "",
+                    lifecycle.explain_graphs(run),
+                    run.data.readings(),
                 )
             finally:
                 participants.leave()

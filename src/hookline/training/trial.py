@@ -26,6 +26,7 @@ from hookline.training.backward import loss_of
 from hookline.training.batch_events import set_outputs, take_batch, transfer
 from hookline.training.composition import choose_step
 from hookline.training.loading import sharding_of
+from hookline.training.participants import attach_run
 from hookline.training.ranks.data_pass import separate_log
 from hookline.training.rules import LoopRules
 from hookline.training.step import TrainStep
@@ -78,9 +79,7 @@ def fit_aside(
             for layer, mode in modes:
                 layer.training = mode
             if outer is not None:
-                outer.steps._attach(outer)
-                if outer.datamodule is not None:
-                    outer.datamodule._attach(outer)
+                attach_run(outer, outer)
 
 
 # ---- the batch size of a run -------------------------------------------------------------------------------
@@ -204,8 +203,9 @@ def _communicates(run: Run) -> str:
         return "manual optimization averages gradients in the training step"
     if any(isinstance(each, nn.SyncBatchNorm) for each in run.module.modules()):
         return "SyncBatchNorm does"
-    is_static = getattr(run.strategy, "options", {}).get("static_graph")
-    return "the first batch with static_graph=True does" if is_static else ""
+    if getattr(run.strategy, "options", {}).get("static_graph"):
+        return "the first batch with static_graph=True does"
+    return ""
 
 
 def _try_batch(run: Run, step: TrainStep, source: Iterator[Any], number: int) -> int:
@@ -268,8 +268,7 @@ def _release(run: Run, step: TrainStep) -> None:
     for parameter in run.module.parameters():
         parameter.grad = None
     gc.collect()
-    empty_cache = getattr(torch.accelerator, "empty_cache", None)
-    if empty_cache is not None and torch.accelerator.is_available():
-        empty_cache()
+    if torch.accelerator.is_available():
+        torch.accelerator.empty_cache()
     if run.options.compile and "torch._dynamo" in sys.modules:
         torch._dynamo.reset()  # graphs for this size would change those of later ones

@@ -140,8 +140,7 @@ class UpdateParts:
         if trained is None:
             return False
         window.correction = window.size * window.unit / trained
-        if window.correction != 1.0:
-            rescale([optimization.optimizer], window.correction)
+        rescale([optimization.optimizer], window.correction)
         return True
 
 
@@ -159,6 +158,8 @@ def overflowed(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> bool:
 
 def rescale(optimizers: list[Optimizer], factor: float) -> None:
     """Multiply the gradients. Losses were divided by the planned weight of the window, not the actual one."""
+    if factor == 1.0:
+        return
     for optimizer in optimizers:
         if grads := gradients(optimizer):
             scale_gradients(grads, factor)
@@ -195,8 +196,7 @@ class Closure:
                 raise LossError("training_step returned None while the optimizer was recomputing the loss.")
             assert run.step is not None
             run.step.backward(loss)
-            if run.window.correction != 1.0:
-                rescale([s.optimization.optimizer], run.window.correction)
+            rescale([s.optimization.optimizer], run.window.correction)
         return self._over_ranks()
 
     def _over_ranks(self) -> Tensor:

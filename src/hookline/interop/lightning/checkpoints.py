@@ -288,8 +288,7 @@ class LightningFile:
         for key, name in SHARED.items():  # a hook of Hookline may have replaced a part
             if contents[name] is not self._shared[name]:
                 contents[LIGHTNING][key] = contents[name]
-        file = file_of(contents, self.run)
-        self._write(file, path)
+        self._write(file_of(contents, self.run), path)
 
     def write_weights(self, path: Path | str) -> None:
         """Write a file without optimizers and callbacks, from which a run cannot resume."""

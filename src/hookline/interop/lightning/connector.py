@@ -338,8 +338,7 @@ class LoggerConnector:
 
     def end_epoch(self, s: State) -> None:
         """Show the metrics of a training epoch and send them to the loggers, under its last step."""
-        current = self._current()
-        self._show(current)
+        self._show(self._current())
         self._current_fx = None
         self.counts.batches_that_stepped -= 1
         self.log_metrics(self._current().log)

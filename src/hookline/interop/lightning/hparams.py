@@ -221,8 +221,7 @@ def hparams_of_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     file = Path(path)
     text = file.read_text()
     if file.suffix == ".csv":
-        rows = csv.DictReader(text.splitlines())
-        return {row["key"]: literal(row["value"]) for row in rows}
+        return {row["key"]: literal(row["value"]) for row in csv.DictReader(text.splitlines())}
     if file.suffix not in (".yaml", ".yml"):
         raise OptionError(f"hparams_file={str(path)!r}: a .yaml, .yml or .csv file is required.")
     import yaml  # type: ignore[import-untyped]

@@ -369,9 +369,9 @@ class RankMonitor:
 
     def _report_death(self) -> None:
         assert self.failure is not None
-        store = self.run.strategy.ranks.store(self._name)
         self._write(
-            store, {"rank": self.failure.rank, "text": self.failure.text, "failed": True, "died": True}
+            self.run.strategy.ranks.store(self._name),
+            {"rank": self.failure.rank, "text": self.failure.text, "failed": True, "died": True},
         )
 
     def _watch_messages(self) -> None:

@@ -247,8 +247,10 @@ def start_ranks(run: Run, **given: Any) -> None:
     wait = functools.partial(wait_for_keys, ranks, store, run.stage)
     verdict = f"{number}/verdict"
     if ranks.rank == 0:
-        keys = wait([f"{number}/{rank}" for rank in range(ranks.world_size)])
-        of_all = [json.loads(store.get(key)) for key in keys]
+        of_all = [
+            json.loads(store.get(key))
+            for key in wait([f"{number}/{rank}" for rank in range(ranks.world_size)])
+        ]
         store.set(verdict, json.dumps([*compare_starts(of_all, store), of_all[0]["logs"]]))
     out_of_step, differs, run.traits.logs = json.loads(store.get(wait([verdict])[0]))
     store.add(f"done/{ranks.rank}", 1)
