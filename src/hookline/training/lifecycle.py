@@ -516,13 +516,14 @@ def release_log(run: Run) -> None:
 def determinism(wanted: bool) -> Iterator[None]:
     """Use deterministic kernels during a run if requested, and restore the setting afterwards."""
     before = torch.are_deterministic_algorithms_enabled()
+    only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
     if wanted:
         torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:
         if wanted:
-            torch.use_deterministic_algorithms(before)
+            torch.use_deterministic_algorithms(before, warn_only=only_warned)
 
 
 @contextlib.contextmanager

@@ -90,7 +90,8 @@ class RankSync(Boundary):
         If all ranks do, the checkpoint is of this step. Otherwise keep the request for the next exchange.
         """
         run, mine = self.run, self._requests()
-        if -asked.read()[3] > 0:
+        has_more = run.plan.asked_at is not self._shared or self._rollback is not None
+        if (mine or has_more) and -asked.read()[3] > 0:
             self._exchange()
         else:
             self._kept += mine
