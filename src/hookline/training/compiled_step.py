@@ -66,8 +66,10 @@ class CompiledStep:
         self._logs = LogCapture([run.module, run.state.trainer])
         self._forward = torch.compile(self._make_forward(), **arguments)
         self._joint = torch.compile(self._make_joint(), fullgraph=True, **arguments)
-        own_update = bool(self.plan.listeners("optimizer_step"))
-        self.updates = [CompiledUpdate(run, each, arguments, own_update) for each in run.state.optimizers]
+        self.updates = [
+            CompiledUpdate(run, each, arguments, bool(self.plan.listeners("optimizer_step")))
+            for each in run.state.optimizers
+        ]
         self._clips_by_default = run.traits.clips and not self.plan.listeners("configure_gradient_clipping")
         self._install_step()
         self._install_updates()

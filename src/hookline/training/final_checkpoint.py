@@ -171,8 +171,12 @@ def warn_of_missed_events(run: Run) -> None:
     s = run.state
     if s.current.returned is None or run.progress.position == s.current.batch_idx:
         return
-    events = ("on_train_batch_end", "on_step_end")
-    listening = {each.name for event in events for each in run.plan.listeners(event) if each.receiver == "H"}
+    listening = {
+        each.name
+        for event in ("on_train_batch_end", "on_step_end")
+        for each in run.plan.listeners(event)
+        if each.receiver == "H"
+    }
     if keeping := [each.name for each in hooks_with_state(s.hooks.entries()) if each.name in listening]:
         log.warning(
             "The run failed after the update of batch %d and before all hooks had received its events. The "

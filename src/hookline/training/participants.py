@@ -64,8 +64,9 @@ class LateHooks(Generic[V]):
 
     def _has_begun(self, entry: Entry) -> bool:
         """Return whether a hook was part of the run and needs no set-up."""
-        needs_set_up = any(each.event.name in ("setup", "teardown") for each in entry.listeners)
-        return not needs_set_up and entry in self._present
+        return entry in self._present and not any(
+            each.event.name in ("setup", "teardown") for each in entry.listeners
+        )
 
     def _start(self, entry: Entry) -> None:
         for listener in entry.listeners:

@@ -141,8 +141,9 @@ def keep_monitor_state(run: Run) -> None:
 
 def keep_counts(run: Run, fitted: Counts) -> None:
     """Show the counters of the trainer's own fit again when this evaluation of a checkpoint is over."""
-    counts = run.state.counts
-    run.participants.on_close.append(lambda: counts.load_state_dict(fitted.state_dict(), resumed=False))
+    run.participants.on_close.append(
+        lambda: run.state.counts.load_state_dict(fitted.state_dict(), resumed=False)
+    )
 
 
 def warn_of_other_hooks(run: Run) -> None:

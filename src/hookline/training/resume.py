@@ -83,11 +83,10 @@ def choose_start(run: Run, resume: str | os.PathLike[str] | Start | None, direct
             run.resume.finished = _why_finished(run, read_record(found.run_dir))
         identity.id = identity.id or run.resume.contents.get("run", "") or uuid.uuid4().hex
         _continue_numbering(run, directory.existing())
-        chosen = "" if ranks.alone else directory.chosen()
         return [
             identity.id,
             run.resume.finished,
-            chosen,
+            "" if ranks.alone else directory.chosen(),
             identity.started_at,
             run.saves.count,
             run.saves.abandoned,

@@ -100,8 +100,11 @@ class BatchSizes:
         """Return the arguments of `fit` that made this run, without the module."""
         run = self.run
         data = getattr(run.datamodule, "original", run.datamodule)
-        plain = run.steps.arguments() if isinstance(run.steps, PlainSteps) else {}
-        return {"train": run.data.given.get("train"), "datamodule": data, **plain}
+        return {
+            "train": run.data.given.get("train"),
+            "datamodule": data,
+            **(run.steps.arguments() if isinstance(run.steps, PlainSteps) else {}),
+        }
 
     def set(self, size: int) -> None:
         """Let the training loader have this batch size. Call it before the loader is made, in `setup`."""

@@ -176,8 +176,8 @@ def _other_arguments(tables: list[dict[str, str]]) -> list[str]:
 
 def shared_options(run: Run) -> dict[str, str]:
     """Return every option that must be the same on all ranks, as text."""
-    given = {each.name: getattr(run.options, each.name) for each in dataclasses.fields(run.options)}
-    return {name: _option_text(value) for name, value in given.items() if name not in OF_ONE_RANK}
+    names = [each.name for each in dataclasses.fields(run.options) if each.name not in OF_ONE_RANK]
+    return {name: _option_text(getattr(run.options, name)) for name in names}
 
 
 def facts_of_run(run: Run) -> dict[str, str]:
