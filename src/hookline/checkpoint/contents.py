@@ -375,7 +375,8 @@ def clear_gradients(module: nn.Module, wrapped: nn.Module) -> None:
 
 
 def put_gradients(module: nn.Module, wrapped: nn.Module, gradients: dict[str, Tensor]) -> None:
-    """Set the gradients that `window_gradients` returned."""
+    """Set the gradients that `window_gradients` returned, and clear those that an earlier run has left."""
+    clear_gradients(module, wrapped)
     fsdp_parameters = dict(_fsdp_parameters(module, wrapped))
     for name, parameter in module.named_parameters():
         value = gradients.get(name)

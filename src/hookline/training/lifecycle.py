@@ -515,8 +515,10 @@ def release_log(run: Run) -> None:
 @contextlib.contextmanager
 def determinism(wanted: bool) -> Iterator[None]:
     """Use deterministic kernels during a run if requested, and restore the setting afterwards."""
-    before = torch.are_deterministic_algorithms_enabled()
-    only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    before, only_warned = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
     if wanted:
         torch.use_deterministic_algorithms(True)
     try:

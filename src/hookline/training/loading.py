@@ -244,9 +244,11 @@ def _check_loaders(run: Run, kind: str, loaders: list[Loader]) -> None:
     for loader in loaders:
         if (inner := worker_loader(loader.source)) is not None:
             refuse_unimportable(inner, loader.name)
-        is_shuffled = isinstance(getattr(loader.source, "sampler", None), RandomSampler)
-        # a hook that writes predictions also writes which samples they are of
-        if kind == "predict" and is_shuffled and not writes_predictions(run):
+        if (
+            kind == "predict"
+            and isinstance(getattr(loader.source, "sampler", None), RandomSampler)
+            and not writes_predictions(run)  # such a hook also writes which samples they are of
+        ):
             log.warning(
                 "The loader %r shuffles, so the predictions are not in the order of the dataset: pass "
                 "DataLoader(..., shuffle=False).",

@@ -107,8 +107,10 @@ def _check_metric(run: Run, who: str, name: str, otherwise: str) -> None:
 
 def _is_declared(run: Run, name: str) -> bool:
     """Return whether the module, data module or a hook declares that it logs the metric while training."""
-    owners = [run.module, run.steps, run.datamodule, *(entry.given for entry in run.state.hooks.entries())]
-    declared = [getattr(owner, "logs_metrics", ()) for owner in owners]
+    declared = [
+        getattr(owner, "logs_metrics", ())
+        for owner in (run.module, run.steps, run.datamodule, *run.state.hooks)
+    ]
     return any(name == each or (isinstance(each, _COLLECTIONS) and name in each) for each in declared)
 
 

@@ -22,7 +22,7 @@ from hookline.checkpoint.base_weights import (
     other_base,
     with_base,
 )
-from hookline.checkpoint.contents import check_like, clear_gradients, is_number, put_gradients
+from hookline.checkpoint.contents import check_like, is_number, put_gradients
 from hookline.checkpoint.sharded import (
     is_dtensor,
     materialize,
@@ -299,7 +299,6 @@ def refuse_other_optimizers(saved: list[str] | None, here: list[str], path: Any)
 def restore_window(run: Run, saved: dict[str, Any]) -> None:
     """Reopen the accumulation window that the run was in."""
     window, grads = run.window, saved.get("gradients", {})
-    clear_gradients(run.module, run.state.wrapped_model)  # those that an earlier run has left in the module
     by = saved.get("by", "batches")  # older checkpoints do not have it
     if by != window.by:
         if saved.get("batches"):

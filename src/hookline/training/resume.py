@@ -68,9 +68,14 @@ def choose_start(run: Run, resume: str | os.PathLike[str] | Start | None, direct
     if run.options.fast_dev_run and resume in SEARCH_WORDS:
         resume = None  # a trial run does not continue another run
     run.resume.is_auto = resume == "auto"
-    kept = KeptBest(folders=kept_best(run.state.hooks.entries()).folders)  # the hooks have no state yet
     found = (
-        find_checkpoint(resume, directory, ranks=ranks, kept=kept, module=run.module)
+        find_checkpoint(
+            resume,
+            directory,
+            ranks=ranks,
+            kept=KeptBest(folders=kept_best(run.state.hooks.entries()).folders),  # hooks have no state yet
+            module=run.module,
+        )
         if resume is not None
         else None
     )
@@ -167,11 +172,10 @@ def begin_log(run: Run) -> None:
     In the directory of an earlier run, the log is marked when this run takes the directory.
     """
     s, logger, path, record = run.state, run.state.logger, run.resume.path, run.identity.record
-    position = run.resume.contents.pop("loggers", None)
     begin = (
         logger.begin_afresh
         if path is None
-        else functools.partial(logger.resume, position, s.step, s.epoch, path)
+        else functools.partial(logger.resume, run.resume.contents.pop("loggers", None), s.step, s.epoch, path)
     )
     if leaves_directory(run):
         _warn_of_replaced(run)

@@ -242,5 +242,7 @@ def _abandon_saves(run: Run, contents: dict[str, Any]) -> None:
         return
     kept = [(first, last) for first, last in saves.abandoned if not first <= number <= last]
     after = [(number + 1, saves.count)] if saves.count > number else []
-    inside = [each for each in kept if not any(first <= each[0] and each[1] <= last for first, last in after)]
-    saves.abandoned = [*inside, *after]
+    saves.abandoned = [
+        *(each for each in kept if not any(first <= each[0] and each[1] <= last for first, last in after)),
+        *after,
+    ]
