@@ -92,6 +92,7 @@ def diverge(one: str | Path, other: str | Path, names: tuple[str, str] = ("A", "
     report.causes = causes.different_records(*paths)
     if report.is_equal:
         _read_on(report)
+        _note_evaluations(report)
     _explain(report, read_digests(paths[0]), read_digests(paths[1]))
     counts = [len(ranks_of(path)) for path in paths]
     if counts[0] != counts[1]:
@@ -117,6 +118,13 @@ def _read_on(report: DivergeReport) -> None:
             f"{report.names[0]} has digests up to step {ends[0]}, {report.names[1]} up to step {ends[1]}; "
             "only steps that both have are compared"
         )
+
+
+def _note_evaluations(report: DivergeReport) -> None:
+    """Say of equal trainings that evaluations after the fit differ."""
+    _, found = causes.compare_logs(*report.paths, report.names, after_fit=True)
+    if report.is_equal and found is not None:
+        report.notes.append(f"the trainings are equal; evaluations after the fit differ: {found.first.text}")
 
 
 def diverge_attempts(run: str | Path) -> DivergeReport:
@@ -270,14 +278,13 @@ def _from_logs(paths: tuple[Path, Path], names: tuple[str, str]) -> DivergeRepor
     why = _without_digests(missing) or "the digests have no step in common"
     is_hosted = not any((path / RECORD).is_file() for path in paths)
     how = "Only hookline.Trainer writes them, not a hookline.Line" if is_hosted else f"{HOW} writes them"
+    _note_evaluations(report)
     report.notes.append(f"only the logged metrics are compared, because {why}. {how}")
     return report
 
 
 def _without_digests(missing: list[str]) -> str:
-    if not missing:
-        return ""
-    return f"{' and '.join(missing)} {'has' if len(missing) == 1 else 'have'} no digests"
+    return f"{' and '.join(missing)} {'has' if len(missing) == 1 else 'have'} no digests" if missing else ""
 
 
 # ---- text --------------------------------------------------------------------------------------------------

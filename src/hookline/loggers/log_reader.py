@@ -8,12 +8,15 @@ either. So the valid records are those that led to the final state, in whatever 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 RESUME_START = b'{"type": "resume"'
 """The start of the line of a resume record. `JSONLines` writes the type first."""
+
+BEGINS = ("hyperparams", "resume", "start")
+"""The types of the first records of a job. The time before them was not spent in a job."""
 
 LONGEST_LINE = 2**26
 """Bytes."""
@@ -56,6 +59,18 @@ def read_log(
                 record = _parse(line)
                 if record is not None:
                     yield record if holds else {**record, "superseded": True}
+
+
+def begins_job(record: Mapping[str, Any]) -> bool:
+    """Return whether a record is one of the first of a job, and not of a rollback inside of it."""
+    return record.get("type") in BEGINS and not record.get("in_run")
+
+
+def is_after_fit(record: Mapping[str, Any], was: bool) -> bool:
+    """Return whether the fit is over at a record; what follows is of later evaluations. was: whether it was
+    over at the record before.
+    """
+    return record.get("type") == "end" or (was and not begins_job(record))
 
 
 def superseded_bytes(path: Path) -> list[Range]:
