@@ -163,8 +163,9 @@ def logged_values(run: Path, after_fit: bool = False) -> dict[int, dict[str, Any
     for record in read_log(run) if (run / "log.jsonl").is_file() else ():
         is_over = is_after_fit(record, is_over)
         step, metrics = record.get("step"), record.get("metrics")
-        is_row = record.get("type") == "metrics" and is_over == after_fit
-        if is_row and isinstance(step, int) and isinstance(metrics, dict):
+        if record.get("type") != "metrics" or is_over != after_fit:
+            continue
+        if isinstance(step, int) and isinstance(metrics, dict):
             over = "" if record.get("over") == "step" else " (epoch)"
             found.setdefault(step, {}).update(
                 {f"{name}{over}": value for name, value in metrics.items() if not MEASURED.search(name)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -141,7 +140,8 @@ def diverge_attempts(run: str | Path) -> DivergeReport:
         steps: list[int] = []
         for attempt in attempts:
             labels = (f"attempt {attempt.number - 1}", f"attempt {attempt.number}")
-            compared = compare(_from(earlier, attempt.from_step), attempt.digests, labels)
+            again = {key: each for key, each in earlier.items() if key[0] > attempt.from_step}
+            compared = compare(again, attempt.digests, labels)
             compared.steps = steps = sorted({*steps, *compared.steps})
             known = found.get(rank)
             found[rank] = compared if known is None or known.divergence is None else known
@@ -161,12 +161,6 @@ def diverge_attempts(run: str | Path) -> DivergeReport:
         )
         report.notes.append(f"there is nothing to compare: {why}")
     return report
-
-
-def _from(
-    digests: Mapping[tuple[int, int], dict[str, Any]], step: int
-) -> dict[tuple[int, int], dict[str, Any]]:
-    return {key: each for key, each in digests.items() if key[0] > step}
 
 
 def diverge_ranks(run: str | Path) -> DivergeReport:

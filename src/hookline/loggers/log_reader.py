@@ -55,22 +55,16 @@ def read_log(
                 first, last = ranges.pop(0)
             holds = start < first or start >= last
             start += len(line)
-            if holds or superseded:
-                record = _parse(line)
-                if record is not None:
-                    yield record if holds else {**record, "superseded": True}
-
-
-def begins_job(record: Mapping[str, Any]) -> bool:
-    """Return whether a record is one of the first of a job, and not of a rollback inside of it."""
-    return record.get("type") in BEGINS and not record.get("in_run")
+            if (holds or superseded) and (record := _parse(line)) is not None:
+                yield record if holds else {**record, "superseded": True}
 
 
 def is_after_fit(record: Mapping[str, Any], was: bool) -> bool:
     """Return whether the fit is over at a record; what follows is of later evaluations. was: whether it was
     over at the record before.
     """
-    return record.get("type") == "end" or (was and not begins_job(record))
+    kind = record.get("type")
+    return kind == "end" or (was and (kind not in BEGINS or bool(record.get("in_run"))))
 
 
 def superseded_bytes(path: Path) -> list[Range]:
@@ -100,12 +94,11 @@ def _resumes(file: BinaryIO) -> tuple[list[tuple[int, Range]], int]:
     found: list[tuple[int, Range]] = []
     start = 0
     for line in lines_of(file):
-        if line.startswith(RESUME_START):
-            marked = (_parse(line) or {}).get("superseded")
-            if isinstance(marked, dict):
-                first, last = marked.get("from"), marked.get("to")
-                if isinstance(first, int) and isinstance(last, int) and 0 <= first < last <= start:
-                    found.append((start, (first, last)))
+        marked = (_parse(line) or {}).get("superseded") if line.startswith(RESUME_START) else None
+        if isinstance(marked, dict):
+            first, last = marked.get("from"), marked.get("to")
+            if isinstance(first, int) and isinstance(last, int) and 0 <= first < last <= start:
+                found.append((start, (first, last)))
         start += len(line)
     return found, start
 

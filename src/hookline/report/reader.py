@@ -17,14 +17,7 @@ from numpy.typing import NDArray
 
 from hookline.checkpoint.catalog import FoundCheckpoint, find_with_files
 from hookline.control.client import check_directory
-from hookline.loggers.log_reader import (
-    LONGEST_LINE,
-    RESUME_START,
-    begins_job,
-    is_after_fit,
-    lines_of,
-    read_log,
-)
+from hookline.loggers.log_reader import BEGINS, LONGEST_LINE, RESUME_START, is_after_fit, lines_of, read_log
 from hookline.reliability.summary import PRUNED
 from hookline.report.trace_columns import LAST_STEP, TraceData, TraceReader, read_traces
 from hookline.run.record import RECORD, read_record
@@ -259,7 +252,7 @@ def _take_time(run: RecordedRun, record: dict[str, Any]) -> None:
     time = record.get("time")
     if (type(time) is float or type(time) is int) and abs(time) < LATEST_SECOND:
         run.times.began = time if run.times.began is None else run.times.began
-        begins = begins_job(record)
+        begins = record.get("type") in BEGINS and not record.get("in_run")
         is_pause = run.times.is_over or (begins and not run.times.is_beginning)
         if run.times.ended is not None and time > run.times.ended and not is_pause:
             run.times.spent += time - run.times.ended
