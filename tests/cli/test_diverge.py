@@ -16,9 +16,13 @@ from dialects.looped import net_and_sgd, train
 from diverge.planted import AtStepEnd, Net, nudge, samples
 from tiny import batches, quiet
 
+import hookline
 from hookline import Line
 from hookline.cli import main
 from hookline.hooks import ModelCheckpoint
+from hookline.interop.demo import BoringModel
+from hookline.interop.lightning import Trainer as LightningTrainer
+from hookline.loggers.jsonl import JSONLines
 
 PARTS = """
 import torch
@@ -172,6 +176,17 @@ def test_the_lines_for_the_program_find_the_step(capsys: pytest.CaptureFixture[s
             pass
     assert main(["diverge", "again-a", "again-b"]) == 3
     assert capsys.readouterr().out.startswith("A and B diverge at step 5: weights.")
+
+
+def test_runs_of_a_lightning_trainer_are_not_run_again(capsys: pytest.CaptureFixture[str]) -> None:
+    for folder, seed in (("a", 1), ("b", 2)):
+        hookline.seed_everything(seed)
+        trainer = LightningTrainer(max_epochs=1, run_dir=folder, logger=JSONLines(), log_every_n_steps=1)
+        trainer.fit(BoringModel())
+    assert main(["diverge", "a", "b"]) == 3
+    out = capsys.readouterr().out
+    assert "the step cannot be narrowed: a was trained by hookline.interop.lightning" in out
+    assert "rewound(" not in out
 
 
 def test_runs_without_digests_are_narrowed_from_their_logs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from diverge.planted import AtStepEnd, Net, nudge, samples
 from tiny import quiet
+from torch.nn.functional import mse_loss
 
 import hookline
 from hookline import Hook, OptionError
@@ -60,6 +62,23 @@ def test_without_digests_the_logs_are_compared_and_the_result_says_so() -> None:
         OptionError, match="The runs cannot be compared: A and C have no digests.*writes digests"
     ):
         diverge("a", "c", ("A", "C"))
+
+
+@pytest.mark.parametrize("digest", [True, False])
+def test_evaluations_after_the_fit_are_not_compared_with_the_training(digest: bool) -> None:
+    sgd, data = partial(torch.optim.SGD, lr=0.1), samples()
+    for folder, later in (("a", data[:3]), ("b", data[3:])):
+        torch.manual_seed(3)
+        trainer = quiet(
+            run_dir=folder, seed=1, digest=digest, logger=True, control=False, log_every_n_steps=1
+        )
+        trainer.fit(net := torch.nn.Linear(4, 2), data, data[:2], loss=mse_loss, optimizer=sgd)
+        trainer.validate(net, later, loss=mse_loss)
+        trainer.test(net, later, loss=mse_loss)
+    report = diverge("a", "b")
+    assert report.is_equal and report.divergence is None
+    note = "the trainings are equal; evaluations after the fit differ: val/loss "
+    assert any(each.startswith(note) for each in report.notes)
 
 
 class Saves(Hook):

@@ -352,6 +352,34 @@ def test_a_module_replaces_callbacks_of_its_classes(tmp_path: Path) -> None:
     assert kinds[0] == kinds[1]
 
 
+def test_hooks_that_are_added_before_a_stage_are_called_until_they_are_removed() -> None:
+    class Seen(hookline.Hook):
+        def on_test_end(self) -> None:
+            calls.append("test end")
+
+    class Theirs(theirs.Callback):
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            calls.append("callback")
+
+    calls: list[str] = []
+    trainer = Trainer(**QUIET)
+    function = trainer.on("train_end")(lambda: calls.append("function"))
+    added = trainer.add_hook(Seen())
+    trainer.callbacks.append(Theirs())
+    for epochs in (1, 2):
+        trainer.fit_loop.max_epochs = epochs
+        trainer.fit(model := Model())
+        trainer.test(model, verbose=False)
+    assert calls == ["function", "callback", "test end"] * 2
+    function.remove()
+    added.remove()
+    trainer.callbacks = [each for each in trainer.callbacks if not isinstance(each, Theirs)]
+    trainer.test(model, verbose=False)
+    trainer.fit_loop.max_epochs = 3
+    trainer.fit(model)
+    assert len(calls) == 6
+
+
 def test_an_attribute_that_no_trainer_has_is_an_error_where_it_is_used() -> None:
     class Curious(theirs.Callback):
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:

@@ -16,7 +16,10 @@ from rewind.rewound_runs import SEED, Digests, Noisy, data, digest, hooks, make_
 import hookline
 from hookline import Hook, HooklineError, Logger, OptionError, Trainer, every
 from hookline.checkpoint.files import read_manifest
+from hookline.cli import main
 from hookline.hooks import ModelCheckpoint, Throughput, WeightAveraging
+from hookline.interop.demo import BoringModel
+from hookline.interop.lightning import Trainer as LightningTrainer
 from hookline.rewind.rerun import RunAgain, make_run_again
 from hookline.run.lock import hold_lock
 from hookline.util.urls import MANIFEST
@@ -484,6 +487,23 @@ def test_errors_say_what_is_needed(recorded: tuple[Path, dict[int, str]], tmp_pa
     (copy / "run.json").write_text("{")
     with pytest.raises(OptionError, match="its run.json is damaged"):
         again(copy, 3)
+
+
+def test_a_run_of_a_lightning_trainer_is_refused_before_anything_runs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Own(LightningTrainer): ...
+
+    trainer = Own(max_epochs=1, run_dir="run", logger=False, enable_progress_bar=False, checkpoint=True)
+    trainer.fit(BoringModel())
+    ours = BoringModel()
+    ours.prepare_data = lambda: pytest.fail("the run was begun")  # type: ignore[method-assign]
+    said = r"run was trained by .*Own: only runs of hookline.Trainer can be rewound"
+    with pytest.raises(OptionError, match=said), hookline.rewound("run", 2, module=ours):
+        pass
+    assert main(["rewind", "run", "--to", "2"]) == 2
+    error = capsys.readouterr().err
+    assert "only runs of hookline.Trainer can be rewound" in error and "rewound(" not in error
 
 
 def test_a_run_that_ends_before_the_step_says_so(recorded: tuple[Path, dict[int, str]]) -> None:

@@ -57,6 +57,8 @@ def narrow(report: DivergeReport, configs: list[str], allow: list[str]) -> Diver
 
     If that is not possible, the report says why, and how to do it in Python.
     """
+    from hookline.rewind.recorded import RecordedRun
+
     found = report.divergence
     assert found is not None
     if len(configs) > 2:
@@ -67,6 +69,12 @@ def narrow(report: DivergeReport, configs: list[str], allow: list[str]) -> Diver
             f"{RECORD}. A loop with hookline.Line does not write one. Log more in both loops, every step: "
             "Line(..., logger=True, log_every_n_steps=1, hooks=[GradientMonitor(log_frequency=1)])"
         )
+        return report
+    try:
+        for path in report.paths:
+            RecordedRun(path).check_trainer()
+    except OptionError as error:
+        report.notes.append(f"the step cannot be narrowed: {error}")
         return report
     files = [*configs, *configs][:2] if configs else [None, None]
     try:

@@ -11,7 +11,7 @@ from typing import Any
 from hookline.audit import observation as audited
 from hookline.digests import compare as kinds
 from hookline.digests.compare import Difference, Divergence
-from hookline.loggers.log_reader import read_log
+from hookline.loggers.log_reader import is_after_fit, read_log
 from hookline.run.record import read_record
 from hookline.util.text import flatten, list_some
 
@@ -153,14 +153,19 @@ def _short(value: Any) -> str:
 # ---- logs --------------------------------------------------------------------------------------------------
 
 
-def logged_values(run: Path) -> dict[int, dict[str, Any]]:
-    """Return the metrics of a run's log by step, without those that measure time and memory."""
+def logged_values(run: Path, after_fit: bool = False) -> dict[int, dict[str, Any]]:
+    """Return the metrics of a run's log by step, without those that measure time and memory.
+
+    after_fit: those of evaluations after the fit, not those of the training.
+    """
     found: dict[int, dict[str, Any]] = {}
-    if not (run / "log.jsonl").is_file():
-        return found
-    for record in read_log(run):
+    is_over = False
+    for record in read_log(run) if (run / "log.jsonl").is_file() else ():
+        is_over = is_after_fit(record, is_over)
         step, metrics = record.get("step"), record.get("metrics")
-        if record.get("type") == "metrics" and isinstance(step, int) and isinstance(metrics, dict):
+        if record.get("type") != "metrics" or is_over != after_fit:
+            continue
+        if isinstance(step, int) and isinstance(metrics, dict):
             over = "" if record.get("over") == "step" else " (epoch)"
             found.setdefault(step, {}).update(
                 {f"{name}{over}": value for name, value in metrics.items() if not MEASURED.search(name)}
@@ -169,15 +174,15 @@ def logged_values(run: Path) -> dict[int, dict[str, Any]]:
 
 
 def compare_logs(
-    one: Path, other: Path, names: tuple[str, str], equal_until: int = 0
+    one: Path, other: Path, names: tuple[str, str], equal_until: int = 0, after_fit: bool = False
 ) -> tuple[list[int], Divergence | None]:
     """Return the steps at which both logs have a value of the same name, and the first one at which it
     differs.
 
     equal_until: the runs are known to be equal up to this step. A metric that differs nevertheless does not
-    depend on the training alone, and is left out.
+    depend on the training alone, and is left out. after_fit: as in `logged_values`.
     """
-    first, second = logged_values(one), logged_values(other)
+    first, second = logged_values(one, after_fit), logged_values(other, after_fit)
     common: list[int] = []
     ignored: set[str] = set()
     for step in sorted(first.keys() & second.keys()):

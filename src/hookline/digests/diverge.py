@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,6 +91,7 @@ def diverge(one: str | Path, other: str | Path, names: tuple[str, str] = ("A", "
     report.causes = causes.different_records(*paths)
     if report.is_equal:
         _read_on(report)
+        _note_evaluations(report)
     _explain(report, read_digests(paths[0]), read_digests(paths[1]))
     counts = [len(ranks_of(path)) for path in paths]
     if counts[0] != counts[1]:
@@ -119,6 +119,13 @@ def _read_on(report: DivergeReport) -> None:
         )
 
 
+def _note_evaluations(report: DivergeReport) -> None:
+    """Say of equal trainings that evaluations after the fit differ."""
+    _, found = causes.compare_logs(*report.paths, report.names, after_fit=True)
+    if report.is_equal and found is not None:
+        report.notes.append(f"the trainings are equal; evaluations after the fit differ: {found.first.text}")
+
+
 def diverge_attempts(run: str | Path) -> DivergeReport:
     """Return the first step at which a resume or a rollback differs from what the run did before."""
     path = find_run(run)
@@ -133,7 +140,8 @@ def diverge_attempts(run: str | Path) -> DivergeReport:
         steps: list[int] = []
         for attempt in attempts:
             labels = (f"attempt {attempt.number - 1}", f"attempt {attempt.number}")
-            compared = compare(_from(earlier, attempt.from_step), attempt.digests, labels)
+            again = {key: each for key, each in earlier.items() if key[0] > attempt.from_step}
+            compared = compare(again, attempt.digests, labels)
             compared.steps = steps = sorted({*steps, *compared.steps})
             known = found.get(rank)
             found[rank] = compared if known is None or known.divergence is None else known
@@ -153,12 +161,6 @@ def diverge_attempts(run: str | Path) -> DivergeReport:
         )
         report.notes.append(f"there is nothing to compare: {why}")
     return report
-
-
-def _from(
-    digests: Mapping[tuple[int, int], dict[str, Any]], step: int
-) -> dict[tuple[int, int], dict[str, Any]]:
-    return {key: each for key, each in digests.items() if key[0] > step}
 
 
 def diverge_ranks(run: str | Path) -> DivergeReport:
@@ -270,14 +272,13 @@ def _from_logs(paths: tuple[Path, Path], names: tuple[str, str]) -> DivergeRepor
     why = _without_digests(missing) or "the digests have no step in common"
     is_hosted = not any((path / RECORD).is_file() for path in paths)
     how = "Only hookline.Trainer writes them, not a hookline.Line" if is_hosted else f"{HOW} writes them"
+    _note_evaluations(report)
     report.notes.append(f"only the logged metrics are compared, because {why}. {how}")
     return report
 
 
 def _without_digests(missing: list[str]) -> str:
-    if not missing:
-        return ""
-    return f"{' and '.join(missing)} {'has' if len(missing) == 1 else 'have'} no digests"
+    return f"{' and '.join(missing)} {'has' if len(missing) == 1 else 'have'} no digests" if missing else ""
 
 
 # ---- text --------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import functools
 import inspect
 import itertools
 import logging
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +15,7 @@ from typing import Any, TypeVar
 
 from hookline.engine.binding import Binding, Caller, bind_by_name
 from hookline.engine.cost import Account, Allowance
-from hookline.engine.events import NOTHING, RECEIVERS, SIGNAL, Event, EventTable
+from hookline.engine.events import EVENTS, NOTHING, RECEIVERS, SIGNAL, Event, EventTable
 from hookline.engine.filters import Filter, FilterSettings, PredicateFilter, filters_of
 from hookline.engine.source_text import (
     function_in_closure,
@@ -25,20 +24,13 @@ from hookline.engine.source_text import (
     plain_function,
     words_of,
 )
-from hookline.engine.table import LISTED
-from hookline.util.errors import (
-    ELSEWHERE,
-    HookError,
-    OptionError,
-    StopTraining,
-    closest,
-    described,
-    misspelling_of,
-)
+from hookline.engine.table import LISTED, meant_name
+from hookline.util.errors import ELSEWHERE, HookError, OptionError, StopTraining, closest, described
 
 F = TypeVar("F", bound=Callable[..., Any])
 ON_ERROR = ("raise", "warn", "disable")
 log = logging.getLogger("hookline")
+_warn_once = functools.cache(log.warning)
 
 
 @dataclass(slots=True, eq=False)
@@ -498,13 +490,12 @@ def _meant(owner: Any, member: _Member, receiver: str, table: EventTable) -> str
     method, function = member.name, _plain_member(member.value)
     if method.startswith("_") or not inspect.isfunction(function):
         return ""
-    right = misspelling_of(method, (*table.names(receiver), *(() if receiver == "S" else STATE)))
+    right = meant_name(
+        method, (*table.names(receiver), *(() if receiver == "S" else STATE)), is_hook=receiver == "H"
+    )
     if (instead := ELSEWHERE.get(method, ("",))[0]) and table.find(instead, receiver):
         is_own = _is_used(owner, method, function, unread=False) or _has_both(owner, instead, member.cls)
         return "" if is_own else instead
-    # A name without its `on_` is only suspicious in a hook. A module may have such methods for other callers
-    if not right and receiver == "H" and _EVENT_LIKE.fullmatch(method) and table.find(f"on_{method}", "H"):
-        right = f"on_{method}"
     if not right or _is_used(owner, method, function) or _has_both(owner, right, member.cls):
         return ""
     event, needed = table.find(right, receiver), _required_parameters(getattr(owner, method))
@@ -515,26 +506,39 @@ def _meant(owner: Any, member: _Member, receiver: str, table: EventTable) -> str
     return right if is_callable_with_facts else ""
 
 
-def refuse_misspelled(owner: Any, known: Mapping[str, int]) -> None:
+def refuse_misspelled(owner: Any, known: Mapping[str, int], is_hook: bool = False) -> None:
     """Refuse a misspelled method name in a class written for another package.
 
     known: the names, each with the number of arguments of its call. A name that is not close to one of them
-    is a helper.
+    is a helper. is_hook: whether the object is only a hook: then a name without its `on_` is refused, too,
+    and any other method `on_...` that nothing in the class uses is a warning.
     """
     known = {**known, **STATE}
     for member in _members(owner):
         method, function = member.name, _plain_member(member.value)
+        is_checked = inspect.isfunction(function) and not method.startswith("_") and method not in known
+        if not is_checked or getattr(function, "__hookline_no_event__", False):
+            continue
+        right = meant_name(method, tuple(known), is_hook)
+        is_unknown = is_hook and method.startswith("on_")
         if (
-            method.startswith("_")
-            or _is_third_party(member.cls)
-            or getattr(function, "__hookline_no_event__", False)
+            not (right or is_unknown)
+            or any(method in vars(each) and _is_third_party(each) for each in type(owner).__mro__)
+            or _is_used(owner, method, function)
         ):
             continue
-        right = misspelling_of(method, tuple(known)) if inspect.isfunction(function) else ""
-        if not right or _is_used(owner, method, function) or _has_both(owner, right, member.cls):
-            continue
-        if len(_required_parameters(getattr(owner, method))) <= known[right]:
+        if (
+            right
+            and not _has_both(owner, right, member.cls)
+            and len(_required_parameters(getattr(owner, method))) <= known[right]
+        ):
             raise HookError(_never_called(owner, method, right))
+        if is_unknown:
+            event = EVENTS.find(meant_name(method, EVENTS.names("H"), is_hook) or method)
+            _warn_once(
+                f"{type(owner).__name__}.{method} would never be called."
+                f"{closest(method if event is None else event.name, known)} {_OWN}"
+            )
 
 
 STATE: Mapping[str, int] = MappingProxyType({"state_dict": 0, "load_state_dict": 1})
@@ -555,10 +559,6 @@ def _required_parameters(function: Any) -> list[str]:
     parameters = inspect.signature(function).parameters.values()
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [each.name for each in parameters if each.default is each.empty and each.kind not in variable]
-
-
-_EVENT_LIKE = re.compile(r"(?:before|after)_\w+|\w+_(?:start|begin|end)")
-"""Names that say when: `train_batch_end`. One that says what, such as `save_checkpoint`, may be a helper."""
 
 
 def _is_used(owner: Any, method: str, function: Any, unread: bool = True) -> bool:

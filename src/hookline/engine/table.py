@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from hookline.util.errors import HookError, closest
+from hookline.util.errors import HookError, closest, misspelling_of
 
 RECEIVERS: Mapping[str, str] = MappingProxyType(
     {"D": "data module", "H": "hooks", "M": "module", "S": "strategy"}
@@ -21,6 +22,9 @@ MOMENTS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Other words for the moments in the names of events."""
+_EVENT_LIKE = re.compile(r"(?:before|after)_\w+|\w+_(?:start|begin|end)")
+"""Names that say when: `train_batch_end`. One that says what, such as `save_checkpoint`, may be a helper."""
+_ENDING = re.compile(r"(?<=\w\w)(?:e|es|s|ed|ing|ion)$")
 
 LISTED = "`hookline events` in a shell and `print(hookline.explain())` list all events."
 
@@ -259,3 +263,19 @@ class EventTable:
             )
         del self._events[name], self._spellings[name]
         self._names.clear()
+
+
+def meant_name(method: str, known: tuple[str, ...], is_hook: bool) -> str:
+    """Return the known name that a method is a misspelling of, or an empty string.
+
+    An event may have other endings, or another word for its moment: `on_training_epochs_ended`. In a hook its
+    `on_` may be missing; a module may have such methods for other callers.
+    """
+
+    def stems(name: str) -> list[str]:
+        return [_ENDING.sub("", MOMENTS.get(word, word)) for word in name.split("_")]
+
+    meant = f"on_{method.removeprefix('on_')}" if is_hook and _EVENT_LIKE.fullmatch(method) else method
+    events = (each for each in known if each.startswith("on_") and meant.startswith("on_"))
+    near = next((each for each in events if stems(each) == stems(meant)), "")
+    return misspelling_of(method, known) or (meant if meant in known else near)

@@ -8,12 +8,15 @@ either. So the valid records are those that led to the final state, in whatever 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 RESUME_START = b'{"type": "resume"'
 """The start of the line of a resume record. `JSONLines` writes the type first."""
+
+BEGINS = ("hyperparams", "resume", "start")
+"""The types of the first records of a job. The time before them was not spent in a job."""
 
 LONGEST_LINE = 2**26
 """Bytes."""
@@ -52,10 +55,16 @@ def read_log(
                 first, last = ranges.pop(0)
             holds = start < first or start >= last
             start += len(line)
-            if holds or superseded:
-                record = _parse(line)
-                if record is not None:
-                    yield record if holds else {**record, "superseded": True}
+            if (holds or superseded) and (record := _parse(line)) is not None:
+                yield record if holds else {**record, "superseded": True}
+
+
+def is_after_fit(record: Mapping[str, Any], was: bool) -> bool:
+    """Return whether the fit is over at a record; what follows is of later evaluations. was: whether it was
+    over at the record before.
+    """
+    kind = record.get("type")
+    return kind == "end" or (was and (kind not in BEGINS or bool(record.get("in_run"))))
 
 
 def superseded_bytes(path: Path) -> list[Range]:
@@ -85,12 +94,11 @@ def _resumes(file: BinaryIO) -> tuple[list[tuple[int, Range]], int]:
     found: list[tuple[int, Range]] = []
     start = 0
     for line in lines_of(file):
-        if line.startswith(RESUME_START):
-            marked = (_parse(line) or {}).get("superseded")
-            if isinstance(marked, dict):
-                first, last = marked.get("from"), marked.get("to")
-                if isinstance(first, int) and isinstance(last, int) and 0 <= first < last <= start:
-                    found.append((start, (first, last)))
+        marked = (_parse(line) or {}).get("superseded") if line.startswith(RESUME_START) else None
+        if isinstance(marked, dict):
+            first, last = marked.get("from"), marked.get("to")
+            if isinstance(first, int) and isinstance(last, int) and 0 <= first < last <= start:
+                found.append((start, (first, last)))
         start += len(line)
     return found, start
 

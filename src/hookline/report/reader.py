@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from hookline.checkpoint.catalog import FoundCheckpoint, find_with_files
 from hookline.control.client import check_directory
-from hookline.loggers.log_reader import LONGEST_LINE, RESUME_START, lines_of, read_log
+from hookline.loggers.log_reader import BEGINS, LONGEST_LINE, RESUME_START, is_after_fit, lines_of, read_log
 from hookline.reliability.summary import PRUNED
 from hookline.report.trace_columns import LAST_STEP, TraceData, TraceReader, read_traces
 from hookline.run.record import RECORD, read_record
@@ -36,8 +36,6 @@ LATEST_SECOND = 1e11
 """Seconds since 1970. A larger value, or NaN, is not a time."""
 LASTING = ("failure", "control", "resume", "rollback", "spike", "nonfinite", "exclusion", "warning")
 """Records about the job, or why it went back: shown even if a resume has superseded the steps around them."""
-BEGINS = ("hyperparams", "resume", "start")
-"""The first records of a job. The time before them was not spent in a job."""
 MOST_TEXTS = 20
 """Texts kept of one tag, the newest ones."""
 MOST_SAMPLES = 12
@@ -259,7 +257,7 @@ def _take_time(run: RecordedRun, record: dict[str, Any]) -> None:
         if run.times.ended is not None and time > run.times.ended and not is_pause:
             run.times.spent += time - run.times.ended
         run.times.ended, run.times.is_beginning = time, begins
-        run.times.is_over = record.get("type") == "end" or (run.times.is_over and not begins)
+        run.times.is_over = is_after_fit(record, run.times.is_over)
 
 
 def step_of(record: dict[str, Any]) -> int | None:

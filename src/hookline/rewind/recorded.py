@@ -77,6 +77,15 @@ class RecordedRun:
         size = machine.get("world_size") if isinstance(machine, dict) else None
         return size if is_count(size) and size else 1
 
+    def check_trainer(self) -> None:
+        """Refuse a run of a trainer with another package's rules. Older records do not name the trainer."""
+        trainer = self.record.get("trainer")
+        if isinstance(trainer, dict) and trainer.get("rules") is not None:
+            raise OptionError(
+                f"{self.path} was trained by {trainer.get('class')}: only runs of hookline.Trainer can be "
+                "rewound, because another trainer's rules decide its steps."
+            )
+
     def check_step(self, to: int) -> None:
         """Refuse a step that the run did not make. The step in which a run failed can be tried."""
         if isinstance(to, bool) or not isinstance(to, int) or to < 1:

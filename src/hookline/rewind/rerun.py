@@ -66,12 +66,13 @@ class RunAgain:
         without: Iterable[str] = (),
         ignore: Iterable[str] = (),
     ) -> None:
-        """Check the step and the ranks, then make the trainer.
+        """Check what the record says and the step, make the trainer, and check the ranks.
 
         rebuild: returns the trainer, with these loggers in place of its own. since: begin at or before this
         step; None: as late as possible. without: names of hooks to leave
         out. ignore: patterns of metrics that are not compared.
         """
+        recorded.check_trainer()
         recorded.check_step(to)
         self.recorded = recorded
         self.to = to
@@ -98,14 +99,9 @@ class RunAgain:
         self._commands: list[dict[str, Any]] = []
         self._unrecorded: set[int] = set()
         """The steps at which this run went back, and the recorded one did not."""
-        self._check_trainer()
+        self._check_ranks()
 
-    def _check_trainer(self) -> None:
-        if self.trainer.rules is not None:
-            raise OptionError(
-                f"{self.recorded.path} was run by {type(self.trainer).__name__}: only runs of "
-                "hookline.Trainer can be rewound."
-            )
+    def _check_ranks(self) -> None:
         there, here = self.recorded.world_size, self.trainer.strategy.world_size
         if there != here:
             launch = (

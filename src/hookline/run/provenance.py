@@ -88,6 +88,10 @@ def provenance(run: Run) -> dict[str, Any]:
                 if each.name not in getattr(run.traits.rules, "unrecorded_options", ())
             }
         ),
+        "trainer": {
+            "class": kind_of(type(run.state.shown_trainer)),
+            "rules": None if run.trainer.rules is None else kind_of(type(run.trainer.rules)),
+        },
         "module": {"class": kind_of(type(run.module)), "hparams": _module_parameters(run)},
         "hooks": {
             each.name: {

@@ -240,7 +240,11 @@ class LightningCallback(AdoptedCallback):
 
     def _check(self, attributes: bool) -> None:
         who = type(self.original).__name__
-        refuse_misspelled(self.original, {name: len(row.arguments) for name, row in CALLBACK_ROWS.items()})
+        refuse_misspelled(
+            self.original,
+            {name: len(row.arguments) for name, row in CALLBACK_ROWS.items()},
+            is_hook=attributes,
+        )
         if attributes and (tuner := next((each for each in FIRST if is_a(self.original, each)), "")):
             ours = CLASSES.get(tuner, f"hookline.hooks.{tuner}")
             raise HookError(

@@ -170,7 +170,7 @@ class Trainer(TrainerSettings):
         own.lightning_trainer = own.state.setup.shown_trainer = self
         self.attach(own, None, {})
         self._logger_connector.listen(own.plan)
-        values["_native_hooks"] = list(own.hooks)
+        values["_registered"] = []
         self._take_callbacks()
 
     # ---- stages --------------------------------------------------------------------------------------------
@@ -420,17 +420,17 @@ class Trainer(TrainerSettings):
         self.__dict__["_callbacks"] = list(callbacks)
 
     def _take_callbacks(self) -> None:
-        """Register exactly the callbacks of the list, in its order, after Hookline's own hooks."""
+        """Register exactly the callbacks of the list, in its order. Hooks that were added otherwise stay."""
         hooks = self._own.hooks
-        native = {id(each) for each in self._native_hooks}
-        entries = [each for each in hooks.entries() if id(each.given) not in native]
+        entries = [each for each in hooks.entries() if each in self._registered]
         given = [entry.given for entry in entries]
         if len(given) == len(self._callbacks) and all(map(operator.is_, given, self._callbacks)):
             return
         for entry in entries:
             hooks.discard(entry)
+        self._registered.clear()
         for callback in self._callbacks:
-            hooks.add(_adapted(callback))
+            self._registered.append(hooks.add(_adapted(callback)).entry)
 
     def take_module_callbacks(self, callbacks: list[Any]) -> tuple[set[type], list[Any]]:
         """Replace callbacks by those of their class that a module has, for good as in Lightning.
