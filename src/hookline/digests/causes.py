@@ -53,12 +53,14 @@ def blame_hook(found: Divergence, runs: tuple[Path, Path], names: tuple[str, str
     """Return the hook that made the first change of a step, if the audit of a run has recorded it."""
     rows = [recorded_changes(run) for run in runs]
     for difference in (found.first, *found.later[:1]):
-        wanted = AUDITED.get(difference.kind, ())
-        for row, which in _suspects(rows, found.step, wanted):
+        for row, which in _suspects(rows, found.step, AUDITED.get(difference.kind, ())):
             who = " and ".join(names[number] for number in which)
             what = f"{row['kind']} ({list_some(row.get('names') or [])})"
-            text = f"hook {row['hook']!r} changed {what} in {row['event']} of {who}"
-            return Difference(kinds.HOOK, text, (str(row["hook"]),))
+            return Difference(
+                kinds.HOOK,
+                f"hook {row['hook']!r} changed {what} in {row['event']} of {who}",
+                (str(row["hook"]),),
+            )
     return None
 
 
@@ -198,7 +200,8 @@ def compare_logs(
                 for name in differing[:3]
             )
             difference = Difference(kinds.METRIC, shown, tuple(differing))
-            last = common[-1] if common else None
-            return common, Divergence(step, None, None, difference, [], last, is_exact=False)
+            return common, Divergence(
+                step, None, None, difference, last_equal=common[-1] if common else None, is_exact=False
+            )
         common.append(step)
     return common, None

@@ -46,8 +46,7 @@ class Digesting:
             "cpu": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
             "threads": torch.get_num_threads(),
         }
-        file = DigestFile(run.run_dir, run.state.rank, about)
-        self._recorder = StepDigests(run, self._settings, file)
+        self._recorder = StepDigests(run, self._settings, DigestFile(run.run_dir, run.state.rank, about))
         run.state.timer.recorders.append(self._recorder)
         run.plan.attach(self._recorder)
 

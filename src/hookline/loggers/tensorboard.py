@@ -65,8 +65,9 @@ class TensorBoard(ClientLogger):
         """
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
 
-        restart = SessionLog(status=SessionLog.START)
-        self.client.file_writer.add_event(Event(step=step + 1, session_log=restart))
+        self.client.file_writer.add_event(
+            Event(step=step + 1, session_log=SessionLog(status=SessionLog.START))
+        )
 
     def begin_afresh(self) -> None:
         if self.client is not None and self._found:

@@ -87,8 +87,12 @@ def from_config(
         parts.trainer_arguments.pop(name, None)
     parts.trainer_arguments |= {**REPLACED, "logger": loggers}
     trainer = parts.make_trainer(Trainer)
-    arguments = {"module": parts.module, "datamodule": parts.datamodule, **parts.fit_arguments}
-    return Rebuilt(trainer, arguments, left_out, is_from_config=True)
+    return Rebuilt(
+        trainer,
+        {"module": parts.module, "datamodule": parts.datamodule, **parts.fit_arguments},
+        left_out,
+        is_from_config=True,
+    )
 
 
 def _recorded_config(recorded: RecordedRun, allow: Iterable[str]) -> Config:
@@ -176,8 +180,13 @@ def from_program(
             "precision": machine.get("precision", 32),
         }
         known |= {name: value for name, value in parts.items() if name not in options}
-    given = {name: value for name, value in options.items() if name not in DROPPED}
-    made: dict[str, Any] = {**known, **given, **REPLACED, "logger": loggers, "hooks": hooks}
+    made: dict[str, Any] = {
+        **known,
+        **{name: value for name, value in options.items() if name not in DROPPED},
+        **REPLACED,
+        "logger": loggers,
+        "hooks": hooks,
+    }
     try:
         trainer = Trainer(**made)
     except OptionError as error:

@@ -265,17 +265,23 @@ class RunAgain:
     def compared(self) -> Comparison:
         """Return the values so far, beside those of the log. Only rank zero has them."""
         steps = {step for step, _ in self.collector.rows}
-        rows = recorded_rows(each for each in self.recorded.rows() if each["step"] in steps)
-        return compare(rows, self.collector.rows, self._ignore)
+        return compare(
+            recorded_rows(each for each in self.recorded.rows() if each["step"] in steps),
+            self.collector.rows,
+            self._ignore,
+        )
 
     @property
     def may_differ(self) -> list[str]:
         """Why bits may differ from those of the recorded run; empty: they must be equal."""
         changing = [each for each in self.probes if getattr(each, "observes", None) is False]
-        unseeded = self.recorded.seed is None and self.beginning.start is None
         return [
             *self.environment,
-            *(["the run had no seed, and begins without a checkpoint"] if unseeded else []),
+            *(
+                ["the run had no seed, and begins without a checkpoint"]
+                if self.recorded.seed is None and self.beginning.start is None
+                else []
+            ),
             *(f"the probe {type(each).__name__} may change the run" for each in changing),
         ]
 
