@@ -198,6 +198,75 @@ def test_checkpoints_written_in_the_background_stay_until_their_own_replacement_
     assert names(Path("run/checkpoints")) == ["epoch=3-step=4.ckpt"]
 
 
+class Saves(Model):
+    """Two metrics whose best epochs differ, and a schedule."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("score", float(self.current_epoch))
+        self.log("rounded", float(self.current_epoch // 2))
+
+
+@pytest.mark.parametrize(
+    "shared",
+    [
+        {},
+        {"filename": "best"},
+        {"filename": "{rounded:.0f}", "save_top_k": 2},
+        {"save_last": True},
+        {"filename": "best", "enable_version_counter": False},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("write", ["sync", "async"])
+def test_each_of_two_model_checkpoints_keeps_files_of_its_own_as_in_lightning(
+    shared: dict[str, Any], write: str
+) -> None:
+    def pair() -> list[Any]:
+        return [
+            ModelCheckpoint(monitor="score", **shared),
+            ModelCheckpoint(monitor="rounded", mode="max", **shared),
+        ]
+
+    theirs, ours, first = pair(), pair(), Saves()
+    second = copy.deepcopy(first)
+    options: dict[str, Any] = {"max_epochs": 4, "logger": False, "num_sanity_val_steps": 0}
+    pl.Trainer(callbacks=[*theirs], default_root_dir="lightning", **options, enable_progress_bar=False).fit(
+        first, loader(4), loader(1)
+    )
+    quiet(hooks=[*ours], run_dir="ours", save=write, **options).fit(second, loader(4), loader(1))
+    assert names(Path("ours/checkpoints")) == names(Path("lightning/checkpoints"))
+    for expected, found in zip(theirs, ours, strict=True):
+        for attribute in ("best_model_path", "last_model_path", "kth_best_model_path"):
+            assert Path(getattr(found, attribute)).name == Path(getattr(expected, attribute)).name
+        assert [Path(each).name for each in found.best_k_models] == [
+            Path(each).name for each in expected.best_k_models
+        ]
+    for path in Path("lightning/checkpoints").iterdir():
+        there = torch.load(path)
+        here = Path("ours/checkpoints", path.name)
+        assert read_manifest(here)["step"] == there["global_step"], path.name
+        restored = Saves()
+        hookline.load_weights(restored, here)
+        torch.testing.assert_close(dict(restored.state_dict()), dict(there["state_dict"]))
+
+
+@pytest.mark.parametrize("package", [pl, pytorch_lightning], ids=lambda each: each.__name__)
+def test_two_model_checkpoints_with_one_key_are_refused_before_the_first_step(package: Any) -> None:
+    kind = package.callbacks.ModelCheckpoint
+    trainer = quiet(hooks=[kind(monitor="score"), kind(monitor="score", save_top_k=3)], run_dir="run")
+    with pytest.raises(
+        HookError, match=r"`ModelCheckpoint` with the state_key .*'score'.* another monitor, mode"
+    ):
+        trainer.fit(Model(), loader(4), loader(1))
+    assert trainer.global_step == 0
+    others = [
+        kind(monitor="score"),
+        kind(monitor="score", every_n_epochs=2),
+        kind(monitor="score", mode="max"),
+    ]
+    quiet(hooks=others, run_dir="run").fit(Model(), loader(4), loader(1))
+
+
 def test_a_failing_run_is_saved_by_the_callbacks_that_are_for_it() -> None:
     class Fails(Net):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
