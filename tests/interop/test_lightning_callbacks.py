@@ -28,6 +28,7 @@ from lightning.pytorch.callbacks import (
     ModelPruning,
     ModelSummary,
     OnExceptionCheckpoint,
+    StochasticWeightAveraging,
     Timer,
     WeightAveraging,
 )
@@ -265,6 +266,50 @@ def test_two_model_checkpoints_with_one_key_are_refused_before_the_first_step(pa
         kind(monitor="score", mode="max"),
     ]
     quiet(hooks=others, run_dir="run").fit(Model(), loader(4), loader(1))
+
+
+class Dies(Callback):
+    def __init__(self, epoch: int, batch: int) -> None:
+        self.at = (epoch, batch)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if (trainer.current_epoch, batch_idx) == self.at:
+            raise RuntimeError("on purpose")
+
+
+class Normed(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("kind", [Model, Normed])
+@pytest.mark.parametrize("at", [(4, 0), (1, 3), (3, 2)], ids=str)
+def test_a_resume_after_weight_averaging_has_begun_leaves_the_weights_of_one_run(
+    kind: Any, at: tuple[int, int]
+) -> None:
+    def fit(model: Any, hooks: list[Any], **options: Any) -> Any:
+        own = [StochasticWeightAveraging(0.01, swa_epoch_start=2, annealing_epochs=3), *hooks]
+        quiet(hooks=own, max_epochs=6, **options).fit(model, loader(4), resume="auto")
+        return model
+
+    def saving() -> Any:
+        return ModelCheckpoint(every_n_train_steps=1)
+
+    start = kind()
+    whole = fit(copy.deepcopy(start), [saving()], run_dir="whole")
+    with pytest.raises(RuntimeError, match="on purpose"):
+        fit(copy.deepcopy(start), [saving(), Dies(*at)], run_dir="parts")
+    resumed = fit(kind(), [saving()], run_dir="parts")
+    for name, value in whole.state_dict().items():
+        assert torch.equal(resumed.state_dict()[name], value), name
+
+
+def test_without_the_averaging_that_replaced_a_schedule_its_state_is_refused() -> None:
+    average = StochasticWeightAveraging(0.01, swa_epoch_start=1)
+    quiet(hooks=[average, ModelCheckpoint()], max_epochs=2, run_dir="run").fit(Model(), loader(4))
+    with pytest.raises(hookline.CheckpointError, match=r"There: SGD, SWALR\. Here: SGD, ExponentialLR"):
+        quiet(max_epochs=3, run_dir="run").fit(Model(), loader(4), resume="auto")
 
 
 def test_a_failing_run_is_saved_by_the_callbacks_that_are_for_it() -> None:

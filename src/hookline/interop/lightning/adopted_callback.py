@@ -314,11 +314,16 @@ class LightningCallback(AdoptedCallback):
             self.original.file_exists = types.MethodType(_file_exists, self.original)
 
     def before_optimizers(self) -> None:
-        """Let a finetuning callback add its parameter groups again, and train what is in them.
+        """Do what a callback does in on_fit_start, after which Lightning restores the optimizers.
 
-        Lightning restores the optimizers after on_fit_start, which adds the groups, and leaves their
-        parameters frozen.
+        A finetuning callback adds its parameter groups; Lightning leaves what is in them frozen, here it is
+        trained. Stochastic weight averaging that has begun removes the schedulers, and restores its own at
+        the start of an epoch.
         """
+        if "StochasticWeightAveraging" in self.kinds and self.original._scheduler_state is not None:
+            contents = self.view._own._last.resume.contents
+            contents["schedulers"] = self.view.lr_scheduler_configs[:] = []
+            contents["kinds"] = contents["kinds"] and contents["kinds"][: len(contents["optimizers"])]
         for cls in self.original.__class__.__mro__:
             if is_lightnings(cls, "BaseFinetuning"):
                 optimizers = self.view.optimizers
