@@ -28,6 +28,7 @@ from lightning.pytorch.callbacks import (
     ModelPruning,
     ModelSummary,
     OnExceptionCheckpoint,
+    StochasticWeightAveraging,
     Timer,
     WeightAveraging,
 )
@@ -196,6 +197,119 @@ def test_checkpoints_written_in_the_background_stay_until_their_own_replacement_
     )
     assert there == [True] * 4
     assert names(Path("run/checkpoints")) == ["epoch=3-step=4.ckpt"]
+
+
+class Saves(Model):
+    """Two metrics whose best epochs differ, and a schedule."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("score", float(self.current_epoch))
+        self.log("rounded", float(self.current_epoch // 2))
+
+
+@pytest.mark.parametrize(
+    "shared",
+    [
+        {},
+        {"filename": "best"},
+        {"filename": "{rounded:.0f}", "save_top_k": 2},
+        {"save_last": True},
+        {"filename": "best", "enable_version_counter": False},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("write", ["sync", "async"])
+def test_each_of_two_model_checkpoints_keeps_files_of_its_own_as_in_lightning(
+    shared: dict[str, Any], write: str
+) -> None:
+    def pair() -> list[Any]:
+        return [
+            ModelCheckpoint(monitor="score", **shared),
+            ModelCheckpoint(monitor="rounded", mode="max", **shared),
+        ]
+
+    theirs, ours, first = pair(), pair(), Saves()
+    second = copy.deepcopy(first)
+    options: dict[str, Any] = {"max_epochs": 4, "logger": False, "num_sanity_val_steps": 0}
+    pl.Trainer(callbacks=[*theirs], default_root_dir="lightning", **options, enable_progress_bar=False).fit(
+        first, loader(4), loader(1)
+    )
+    quiet(hooks=[*ours], run_dir="ours", save=write, **options).fit(second, loader(4), loader(1))
+    assert names(Path("ours/checkpoints")) == names(Path("lightning/checkpoints"))
+    for expected, found in zip(theirs, ours, strict=True):
+        for attribute in ("best_model_path", "last_model_path", "kth_best_model_path"):
+            assert Path(getattr(found, attribute)).name == Path(getattr(expected, attribute)).name
+        assert [Path(each).name for each in found.best_k_models] == [
+            Path(each).name for each in expected.best_k_models
+        ]
+    for path in Path("lightning/checkpoints").iterdir():
+        there = torch.load(path)
+        here = Path("ours/checkpoints", path.name)
+        assert read_manifest(here)["step"] == there["global_step"], path.name
+        restored = Saves()
+        hookline.load_weights(restored, here)
+        torch.testing.assert_close(dict(restored.state_dict()), dict(there["state_dict"]))
+
+
+@pytest.mark.parametrize("package", [pl, pytorch_lightning], ids=lambda each: each.__name__)
+def test_two_model_checkpoints_with_one_key_are_refused_before_the_first_step(package: Any) -> None:
+    kind = package.callbacks.ModelCheckpoint
+    trainer = quiet(hooks=[kind(monitor="score"), kind(monitor="score", save_top_k=3)], run_dir="run")
+    with pytest.raises(
+        HookError, match=r"`ModelCheckpoint` with the state_key .*'score'.* another monitor, mode"
+    ):
+        trainer.fit(Model(), loader(4), loader(1))
+    assert trainer.global_step == 0
+    others = [
+        kind(monitor="score"),
+        kind(monitor="score", every_n_epochs=2),
+        kind(monitor="score", mode="max"),
+    ]
+    quiet(hooks=others, run_dir="run").fit(Model(), loader(4), loader(1))
+
+
+class Dies(Callback):
+    def __init__(self, epoch: int, batch: int) -> None:
+        self.at = (epoch, batch)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if (trainer.current_epoch, batch_idx) == self.at:
+            raise RuntimeError("on purpose")
+
+
+class Normed(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("kind", [Model, Normed])
+@pytest.mark.parametrize("at", [(4, 0), (1, 3), (3, 2)], ids=str)
+def test_a_resume_after_weight_averaging_has_begun_leaves_the_weights_of_one_run(
+    kind: Any, at: tuple[int, int]
+) -> None:
+    def fit(model: Any, hooks: list[Any], **options: Any) -> Any:
+        own = [StochasticWeightAveraging(0.01, swa_epoch_start=2, annealing_epochs=3), *hooks]
+        quiet(hooks=own, max_epochs=6, **options).fit(model, loader(4), resume="auto")
+        return model
+
+    def saving() -> Any:
+        return ModelCheckpoint(every_n_train_steps=1)
+
+    start = kind()
+    whole = fit(copy.deepcopy(start), [saving()], run_dir="whole")
+    with pytest.raises(RuntimeError, match="on purpose"):
+        fit(copy.deepcopy(start), [saving(), Dies(*at)], run_dir="parts")
+    resumed = fit(kind(), [saving()], run_dir="parts")
+    for name, value in whole.state_dict().items():
+        assert torch.equal(resumed.state_dict()[name], value), name
+
+
+def test_without_the_averaging_that_replaced_a_schedule_its_state_is_refused() -> None:
+    average = StochasticWeightAveraging(0.01, swa_epoch_start=1)
+    quiet(hooks=[average, ModelCheckpoint()], max_epochs=2, run_dir="run").fit(Model(), loader(4))
+    with pytest.raises(hookline.CheckpointError, match=r"There: SGD, SWALR\. Here: SGD, ExponentialLR"):
+        quiet(max_epochs=3, run_dir="run").fit(Model(), loader(4), resume="auto")
 
 
 def test_a_failing_run_is_saved_by_the_callbacks_that_are_for_it() -> None:

@@ -244,15 +244,15 @@ def restoring(path: Any, what: str) -> Iterator[None]:
 def restore_progress(run: Run) -> None:
     """Restore optimizers, schedulers, the accumulation window, the log and the random number state."""
     s, contents = run.state, run.resume.contents
-    run.traits.rules.match_optimizers(
-        run, functools.partial(refuse_other_optimizers, contents["kinds"], kinds(s), run.resume.path)
-    )
     is_late = reads_late(run, sharded_tensors(run.module))
     if is_late:
         restore_buffers(run)
     for entry in s.hooks.in_order():
         if isinstance(entry.hook, HookAdapter):
             entry.hook.before_optimizers()
+    run.traits.rules.match_optimizers(
+        run, functools.partial(refuse_other_optimizers, contents["kinds"], kinds(s), run.resume.path)
+    )
     with restoring(run.resume.path, "the state of an optimizer or a schedule"):
         for optimizer, saved in zip(s.optimizers, contents["optimizers"], strict=True):
             if is_late:

@@ -7,6 +7,7 @@ import copy
 import functools
 import inspect
 import itertools
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,7 +19,7 @@ from hookline.engine.source_text import parse_source, words_of
 from hookline.hooks.progress_bar import ProgressBar
 from hookline.interop.adapter import AdoptedCallback
 from hookline.interop.lightning.binder import bind
-from hookline.interop.lightning.callback_list import FIRST
+from hookline.interop.lightning.callback_list import FIRST, refuse_shared_keys
 from hookline.interop.lightning.package import PACKAGES, is_a, is_lightning_module, is_lightnings
 from hookline.interop.lightning.table import CALLBACK_ROWS
 from hookline.interop.lightning.trainer_parts import missing
@@ -214,6 +215,14 @@ AFTER_MODULE = ("on_train_batch_end", "on_validation_end", "on_train_epoch_end")
 """Events at which they are called after the module, too, so that a resume is bit-exact."""
 
 
+def _file_exists(callback: Any, path: str, trainer: Any) -> bool:
+    """Return whether a checkpoint exists, from its request until the request that replaces it: by this a
+    ModelCheckpoint chooses a name that no other one has.
+    """
+    exists = type(callback).file_exists(callback, path, trainer)
+    return trainer.will_exist(path, exists) if type(trainer) is TrainerView else exists
+
+
 class LightningCallback(AdoptedCallback):
     """Represents one callback. Only methods that it overrides are called; returned values are ignored, as in
     Lightning.
@@ -230,7 +239,7 @@ class LightningCallback(AdoptedCallback):
             self.after_module = AFTER_MODULE
         if "ProgressBar" in self.kinds:
             self.only_one = ProgressBar.only_one  # the trainer then adds none of its own
-        self.replaces = mentions(original, self.base, "remove_checkpoint")
+        self.saves = mentions(original, self.base, "save_checkpoint")
         self.view = TrainerView(self.base.__module__.removesuffix(".callbacks.callback"), original)
         self._check(checks)
 
@@ -274,7 +283,7 @@ class LightningCallback(AdoptedCallback):
                     function = self._ending_quietly(function)
                 binding = bind(function, method, row, table, self.view, answers=False)
                 found.append(Listener("H", name, self, table[row.event], function, binding, []))
-        if self.replaces:
+        if self.saves:
             moment = self.view.moment
             written = Binding(lambda s: moment.trainer.remove_replaced(s.path), ("path",))
             replaced = self.view.remove_replaced
@@ -303,13 +312,22 @@ class LightningCallback(AdoptedCallback):
         self.view.attach(state.trainer, proxy, names)
         if proxy is not None:  # Lightning sets these two on every callback
             self.original.log, self.original.log_dict = proxy.log, proxy.log_dict
+        if "ModelCheckpoint" in self.kinds:
+            given = [entry.given for entry in state.hooks.entries()]
+            refuse_shared_keys([each for each in given if is_a(each, "ModelCheckpoint")], self.base)
+            self.original.file_exists = types.MethodType(_file_exists, self.original)
 
     def before_optimizers(self) -> None:
-        """Let a finetuning callback add its parameter groups again, and train what is in them.
+        """Do what a callback does in on_fit_start, after which Lightning restores the optimizers.
 
-        Lightning restores the optimizers after on_fit_start, which adds the groups, and leaves their
-        parameters frozen.
+        A finetuning callback adds its parameter groups; Lightning leaves what is in them frozen, here it is
+        trained. Stochastic weight averaging that has begun removes the schedulers, and restores its own at
+        the start of an epoch.
         """
+        if "StochasticWeightAveraging" in self.kinds and self.original._scheduler_state is not None:
+            contents = self.view._own._last.resume.contents
+            contents["schedulers"] = self.view.lr_scheduler_configs[:] = []
+            contents["kinds"] = contents["kinds"] and contents["kinds"][: len(contents["optimizers"])]
         for cls in self.original.__class__.__mro__:
             if is_lightnings(cls, "BaseFinetuning"):
                 optimizers = self.view.optimizers

@@ -10,6 +10,7 @@ from typing import Any
 from hookline.engine.registry import hook_class
 from hookline.interop.lightning.arguments import as_list
 from hookline.interop.lightning.package import find, is_a, refusal
+from hookline.util.errors import HookError
 
 log = logging.getLogger("hookline")
 FIRST = ("BatchSizeFinder", "LearningRateFinder")
@@ -32,7 +33,7 @@ def complete(given: Mapping[str, Any]) -> list[Any]:
         callbacks += _made("ModelSummary", "RichModelSummary")
     if (external := find("trainer.connectors.callback_connector", "_load_external_callbacks")) is not None:
         callbacks += external("lightning.pytorch.callbacks_factory")  # those of installed packages
-    _refuse_shared_keys(callbacks)
+    refuse_shared_keys(callbacks, find("callbacks", "Callback"))
     return ordered(callbacks)
 
 
@@ -107,21 +108,31 @@ def _add_progress_bar(callbacks: list[Any], is_enabled: bool | None) -> None:
         callbacks += _made("TQDMProgressBar", "RichProgressBar")
 
 
+class SharedKey(HookError, RuntimeError):
+    """Two callbacks would save their states under one key."""
+
+
 def _is_stateless(callback: Any, base: Any) -> bool:
     return getattr(type(callback), "state_dict", base.state_dict) is base.state_dict
 
 
-def _refuse_shared_keys(callbacks: list[Any]) -> None:
-    """Raise if two callbacks would save their states under the same key."""
-    base = find("callbacks", "Callback")
+def refuse_shared_keys(callbacks: list[Any], base: Any) -> None:
+    """Raise if two callbacks of one package would save their states under the same key.
+
+    base: the package's Callback; None without the package.
+    """
     keys: set[str] = set()
     for callback in callbacks:
         if base is None or not isinstance(callback, base) or _is_stateless(callback, base):
             continue
         if callback.state_key in keys:
-            raise RuntimeError(
+            advice = (
+                "Pass each another monitor, mode, every_n_train_steps, every_n_epochs or train_time_interval"
+                if saves(callback)
+                else "Give each its own `state_key`"
+            )
+            raise SharedKey(
                 f"Found more than one stateful callback of type `{type(callback).__name__}` with "
-                f"the state_key {callback.state_key!r}, under which only one state can be saved. Give each "
-                "its own `state_key`."
+                f"the state_key {callback.state_key!r}, under which only one state can be saved. {advice}."
             )
         keys.add(callback.state_key)

@@ -30,9 +30,9 @@ HIDDEN = (
     "remove_replaced",
     "writes_at_end",
     "writes_files",
-    "removals",
+    "requested",
     "moment",
-    "asked",
+    "will_exist",
     "run_loop_again",
     "snapshots",
 )

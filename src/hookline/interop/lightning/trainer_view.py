@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import copy
 import functools
+import itertools
 import sys
 import types
 from collections.abc import Mapping
@@ -139,6 +140,11 @@ def _not_there(path: str, why: str, owner: type) -> NotInView:
     )
 
 
+def _place(path: str | Path) -> str:
+    """Return a URL, or the one absolute path of a checkpoint that may not exist yet."""
+    return str(path) if "://" in str(path) else str(Path(path).parent.resolve() / Path(path).name)
+
+
 def _monitor_of(callback: Any) -> dict[str, Any] | None:
     """Return the metric that a checkpoint callback keeps a checkpoint for."""
     name, score = getattr(callback, "monitor", None), getattr(callback, "current_score", None)
@@ -211,12 +217,12 @@ class TrainerView(LightningNames):
         own = self.__dict__
         own["_package"], own["_caller"] = package, caller
         own["_trainer"], own["moment"] = None, Moment(self, caller)
-        own["asked"], own["removals"], own["_checkpoint_io"] = None, [], None
+        own["requested"], own["_checkpoint_io"] = {}, None
         own.update({name: part(self, name) for name, part in self.PARTS.items()})
 
     def attach(self, trainer: Any, proxy: Any, names: dict[str, Any]) -> None:
         """Attach the view to a run."""
-        self.__dict__["_trainer"] = trainer
+        self.__dict__.update(_trainer=trainer, requested={})
         self.moment.is_native = not hasattr(trainer, "lightning_trainer")
         self.moment.trainer = getattr(trainer, "lightning_trainer", self)
         names.setdefault(NAME_OF_HOOK, None)
@@ -385,7 +391,8 @@ class TrainerView(LightningNames):
             Path(filepath).absolute().parent.mkdir(
                 parents=True, exist_ok=True
             )  # a link may be put beside it at once
-        self.__dict__["asked"] = str(filepath) if "://" in str(filepath) else str(Path(filepath))
+        place = _place(filepath)
+        self.requested[place] = self.requested.pop(place, [])
         self._own.save_checkpoint(str(filepath), request.reason, monitor)
 
     @property
@@ -397,16 +404,28 @@ class TrainerView(LightningNames):
         """Delete a checkpoint once its replacement is written: after a kill there may be one too many, never
         one too few.
         """
-        if self._own._run is None or self.asked is None or self.writes_files:
-            self._remove(filepath)
+        if self.requested:
+            next(reversed(self.requested.values())).append(filepath)
         else:
-            self.removals.append((filepath, self.asked))
+            self._remove(filepath)
 
     def remove_replaced(self, path: Any) -> None:
         """Delete the checkpoints that this complete one replaces."""
-        for old, new in [each for each in self.removals if each[1] == str(path)]:
-            self.removals.remove((old, new))
+        for old in self.requested.pop(_place(path), []):
             self._remove(old)
+
+    def will_exist(self, path: str | Path, exists: bool) -> bool:
+        """Return whether a checkpoint exists once all requested ones are written.
+
+        exists: whether it does now.
+        """
+        hooks = [entry.hook for entry in self._own.state.hooks.entries()]
+        requested = [
+            each.view.requested for each in hooks if isinstance(getattr(each, "view", None), TrainerView)
+        ]
+        replaced = {_place(old) for each in requested for old in itertools.chain(*each.values())}
+        place = _place(path)
+        return any(place in each for each in requested) or (exists and place not in replaced)
 
     def _remove(self, path: str | Path) -> None:
         if not self.is_global_zero:
