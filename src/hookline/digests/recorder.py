@@ -182,8 +182,9 @@ class StepDigests:
                     entries.append(sums.add(name, tensor))
                     tensors.append(leaf)
                 else:  # the bytes of an array
-                    kind = f"{leaf.dtype} {leaf.shape}"
-                    entries.append(dataclasses.replace(sums.add(name, tensor), kind=kind))
+                    entries.append(
+                        dataclasses.replace(sums.add(name, tensor), kind=f"{leaf.dtype} {leaf.shape}")
+                    )
             if field == "fetched":
                 current.samples = [sums.add_samples(each) for each in tensors if _has_samples(each, tensors)]
         setattr(current, field, entries)

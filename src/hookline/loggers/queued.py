@@ -186,8 +186,12 @@ class Queued(Logger):
         return copy_values(data) if self.waits else jsonable(data)
 
     def add_scalar(self, tag: str, scalar_value: Any, global_step: int | None = None) -> None:
-        value = copy_values(scalar_value) if self.waits else number(tag, scalar_value)
-        self._put("add_scalar", tag, value, global_step)
+        self._put(
+            "add_scalar",
+            tag,
+            copy_values(scalar_value) if self.waits else number(tag, scalar_value),
+            global_step,
+        )
 
     def add_histogram(self, tag: str, values: Any, global_step: int | None = None) -> None:
         copied = copy_values(values) if self.waits else np.array(numbers(tag, values))

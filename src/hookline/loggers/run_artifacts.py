@@ -130,8 +130,12 @@ class RunArtifacts:
         if monitor := manifest.get("monitor"):
             facts |= {"monitor": monitor["name"], "mode": monitor["mode"], "score": monitor["score"]}
         known_as = manifest.get("sha256") or f"{place} of step {step}"
-        metadata = {**facts, "path": place, "checkpoint": known_as}
-        return CheckpointArtifact(path, known_as, metadata, ["latest", f"step-{facts['step']}"])
+        return CheckpointArtifact(
+            path,
+            known_as,
+            {**facts, "path": place, "checkpoint": known_as},
+            ["latest", f"step-{facts['step']}"],
+        )
 
     def _note_score(self, artifact: CheckpointArtifact) -> bool:
         """Return whether a checkpoint is better than all before it, and add its alias."""
