@@ -71,7 +71,12 @@ def load(run: Run, kind: str) -> list[Loader]:
     limit = limit_of(run, kind)
     given = run.data.given.get(kind)
     if given is None and (kind != "val" or limit != 0):
-        given = getattr(run.plan, f"{kind}_dataloader")(run.state)
+        given = {
+            "train": run.plan.train_dataloader,
+            "val": run.plan.val_dataloader,
+            "test": run.plan.test_dataloader,
+            "predict": run.plan.predict_dataloader,
+        }[kind](run.state)
         if kind == "val" and isinstance(given, list | tuple) and not given:
             given = None  # val_dataloader returned an empty list: there is no validation data
     if kind == "train" and run.data.batch_size is not None:
