@@ -48,8 +48,8 @@ class AcceleratedLine(Line):
         results.
         """
         prepared = self.outer.prepare(*given)
-        every = prepared if isinstance(prepared, tuple) else (prepared,)
-        self._prepared += every  # with what earlier calls have prepared
+        # after what earlier calls have prepared
+        self._prepared += prepared if isinstance(prepared, tuple) else (prepared,)
         models = [each for each in self._prepared if isinstance(each, nn.Module)]
         if models or self.state.wrapped_model is not None:
             optimizers = [each for each in self._prepared if isinstance(each, Optimizer)]

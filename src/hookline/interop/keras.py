@@ -267,9 +267,12 @@ class KerasCallback(AdoptedCallback):
         for method, rows in KERAS_METHODS.items():
             if self.overrides(method) or self.overrides(OLDER_NAMES.get(method, method)):
                 function = getattr(self.original, method)
-                for row in rows:
-                    binding = row.bind_in_order(function, table)
-                    found.append(Listener("H", name, self, table[row.event], function, binding, []))
+                found += [
+                    Listener(
+                        "H", name, self, table[row.event], function, row.bind_in_order(function, table), []
+                    )
+                    for row in rows
+                ]
         return found
 
     def begin_run(self, state: Any) -> None:

@@ -157,8 +157,7 @@ class Line(HostedRun):
 
     def _report_missing_calls(self) -> None:
         """Log what hooks have waited for in vain, because the loop has left out a call."""
-        unread = self._position.unread_epochs
-        for missing in missing_calls(self, self._began, unread, self._has_validated):
+        for missing in missing_calls(self, self._began, self._position.unread_epochs, self._has_validated):
             log.warning("%s", missing)
 
     def fail(self, error: BaseException) -> None:
@@ -498,8 +497,10 @@ class Line(HostedRun):
 
         ranks: the ranks whose positions are gathered.
         """
-        states = gather_positions(self._position.state(), ranks, self.state.module)
-        return {"loop": states, "loggers": self._log_position()}
+        return {
+            "loop": gather_positions(self._position.state(), ranks, self.state.module),
+            "loggers": self._log_position(),
+        }
 
     def _log_position(self) -> dict[str, Any]:
         """Return the loggers' positions: until the next update, those of a loaded checkpoint."""

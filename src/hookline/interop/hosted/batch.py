@@ -312,8 +312,7 @@ class HostedBatch(BatchEvents):
 
     def reset(self) -> None:
         """Reset the updates of an earlier run."""
-        s = self.state
-        s.current.window_losses, self.has_losses = None, False
+        self.state.current.window_losses, self.has_losses = None, False
         self.updates.reset()
 
     def forget_loss(self) -> None:

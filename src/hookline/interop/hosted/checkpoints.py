@@ -201,8 +201,7 @@ def gather_positions(state: dict[str, Any], ranks: Ranks, module: nn.Module) -> 
         return [state]
     gradients = state["window"].get("gradients", {})
     mine = {**state, "window": {"losses": [], **state["window"], "gradients": [*gradients]}}
-    gathered = ranks.gather(_pack_as_json(mine, "the position of the loop"))
-    states = [_unpack_json(each) for each in gathered]
+    states = [_unpack_json(each) for each in ranks.gather(_pack_as_json(mine, "the position of the loop"))]
     names = {name for each in states for name in each["window"]["gradients"]}
     mean = {
         name: _mean_over_ranks(gradients.get(name), parameter, ranks)
@@ -214,8 +213,7 @@ def gather_positions(state: dict[str, Any], ranks: Ranks, module: nn.Module) -> 
 
 
 def _mean_over_ranks(gradient: Tensor | None, parameter: Tensor, ranks: Ranks) -> Tensor:
-    wide = torch.promote_types(parameter.dtype, torch.float32)
-    total = torch.zeros(parameter.shape, dtype=wide)
+    total = torch.zeros(parameter.shape, dtype=torch.promote_types(parameter.dtype, torch.float32))
     if gradient is not None:
         total += gradient.detach().cpu()
     distributed.all_reduce(total, group=ranks.group)
@@ -288,8 +286,10 @@ def state_as_json(kept: dict[str, Any]) -> dict[str, Any]:
             log.warning(
                 "%s It is not in this host's checkpoints; hookline.hooks.ModelCheckpoint saves it.", error
             )
-    rest = _pack_as_json({key: value for key, value in kept.items() if key != "hooks"}, "the line")
-    return {"hooks": hooks, "rest": rest}
+    return {
+        "hooks": hooks,
+        "rest": _pack_as_json({key: value for key, value in kept.items() if key != "hooks"}, "the line"),
+    }
 
 
 def state_from_json(kept: dict[str, Any]) -> dict[str, Any]:

@@ -56,8 +56,9 @@ def own_optimizers(given: Any) -> list[Any]:
         found = [given]
     for optimizer in found:
         if isinstance(optimizer, type) or not hasattr(optimizer, "register_step_post_hook"):
-            is_class = isinstance(optimizer, type)
-            what = optimizer.__name__ + ", a class" if is_class else type(optimizer).__name__
+            what = (
+                f"{optimizer.__name__}, a class" if isinstance(optimizer, type) else type(optimizer).__name__
+            )
             raise OptionError(f"hooks need a torch.optim.Optimizer or a list of them, not {what}.")
     return found
 

@@ -50,8 +50,7 @@ class HostedRankSync:
 
         batches: their number on this rank, if it is known.
         """
-        own = -1 if batches is None else batches
-        lengths = self.ranks.gather(own)
+        lengths = self.ranks.gather(-1 if batches is None else batches)
         known = [each for each in lengths if each >= 0]
         if self.ranks.rank == 0 and len({*known}) > 1 and not self._has_warned:
             self._has_warned = True

@@ -338,10 +338,12 @@ class HostedRun(HostView):
         s, error = self.state, self.state.ending.exception
         at = {"step": s.step, "epoch": s.epoch}
         if isinstance(error, Exception):
-            found = {"rank": s.rank, "exception": type(error).__name__, "message": str(error)}
-            self.loggers.log_event("failure", {**at, **found})
-        ended = {"epochs": s.epochs_seen, "status": s.status, "reason": s.stop_reason}
-        self.loggers.log_event("end", {**at, **ended})
+            self.loggers.log_event(
+                "failure", {**at, "rank": s.rank, "exception": type(error).__name__, "message": str(error)}
+            )
+        self.loggers.log_event(
+            "end", {**at, "epochs": s.epochs_seen, "status": s.status, "reason": s.stop_reason}
+        )
 
     def close(self) -> None:
         """Tear the hooks down after a run that did not fail, and raise what a request to stop asked for."""

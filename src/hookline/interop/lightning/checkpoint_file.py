@@ -186,8 +186,7 @@ def _key_of(name: str, state: Any, states: dict[str, Any]) -> tuple[Any, Any]:
 def _as_text(packed: Packed) -> str:
     """Return a rank's own state as text, because ranks exchange JSON."""
     buffer = io.BytesIO()
-    part = {"structure": packed.part.structure["own"], "tensors": dict(packed.part.tensors)}
-    torch.save(part, buffer)
+    torch.save({"structure": packed.part.structure["own"], "tensors": dict(packed.part.tensors)}, buffer)
     return base64.b64encode(buffer.getvalue()).decode()
 
 
@@ -380,14 +379,13 @@ def _progress_of(found: dict[str, Any]) -> dict[str, Any]:
         position=current.get("processed", current.get("completed", 0)) if is_inside else 0,
         validated_at=(epoch, seen_batches) if is_validated else (-1, -1),
     )
-    counts = Counts(
-        epoch=epoch if is_inside else max(0, epoch - 1),
-        epochs_seen=epoch,
-        step=int(found.get("global_step", 0)),
-        batches_seen=seen_batches,
-    )
     return {
-        "counters": counts.state_dict(),
+        "counters": Counts(
+            epoch=epoch if is_inside else max(0, epoch - 1),
+            epochs_seen=epoch,
+            step=int(found.get("global_step", 0)),
+            batches_seen=seen_batches,
+        ).state_dict(),
         "position": progress.state_dict(),
         "window": {"is_lost": True} if progress.position and not batches.get("is_last_batch") else {},
     }

@@ -251,8 +251,11 @@ def save_file(
             form.write_weights(path)
             if own._run is not None:
                 run.saves.count += 1
-                facts = {**manifest_facts(run.state, request, run.identity.id), "saves": run.saves.count}
-                record_checkpoint(run, path, facts)
+                record_checkpoint(
+                    run,
+                    path,
+                    {**manifest_facts(run.state, request, run.identity.id), "saves": run.saves.count},
+                )
         else:
             saved = SaveRequest(
                 path if is_url(path) else Path(path), request.reason, request.monitor, format=form

@@ -494,13 +494,14 @@ class LightningLog(MetricLog):
     def object_state(self, module: nn.Module) -> dict[str, Any]:
         """Return the state of metric objects, and what Lightning's `self.log` has received in this epoch."""
         names = {id(each): name for name, each in named_metrics(module).items()}
-        logged = self._connector.values["fit"].state_dict(names)
-        return {**super().object_state(module), "lightning": logged}
+        return {**super().object_state(module), "lightning": self._connector.values["fit"].state_dict(names)}
 
     def load_object_state(self, module: nn.Module, state: dict[str, Any]) -> list[str]:
         """Restore the metric objects and Lightning's values; return the names of those that begin anew."""
-        lost = super().load_object_state(module, state)
-        return [*lost, *self._connector.resume(state.get("lightning", {}), named_metrics(module))]
+        return [
+            *super().load_object_state(module, state),
+            *self._connector.resume(state.get("lightning", {}), named_metrics(module)),
+        ]
 
     def log(
         self,

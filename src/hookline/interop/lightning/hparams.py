@@ -145,11 +145,12 @@ class KeptHParams(HParams):
         """Log them. An object is logged as text."""
         if stage != "fit" or not self.initial or not logger:
             return
-        logged = {
-            name: str(value) if cannot_keep(_as_plain(value)) else _as_plain(value)
-            for name, value in merge_hyperparameters(self.initial).items()
-        }
-        logger.log_hyperparams(logged)
+        logger.log_hyperparams(
+            {
+                name: str(value) if cannot_keep(_as_plain(value)) else _as_plain(value)
+                for name, value in merge_hyperparameters(self.initial).items()
+            }
+        )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the data module's to the module's."""

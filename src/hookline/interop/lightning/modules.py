@@ -330,8 +330,7 @@ def _loaders_of(datasets: Any, kind: str, sizes: dict[str, Any]) -> Any:
     if isinstance(datasets, Mapping):
         return {name: _loaders_of(each, kind, sizes) for name, each in datasets.items()}
     if isinstance(datasets, list | tuple):
-        made = [_loaders_of(each, kind, sizes) for each in datasets]
-        return one_of(made, kind)
+        return one_of([_loaders_of(each, kind, sizes) for each in datasets], kind)
     shuffle = kind == "train" and not isinstance(datasets, IterableDataset)
     return DataLoader(datasets, shuffle=shuffle, pin_memory=torch.cuda.is_available(), **sizes)
 

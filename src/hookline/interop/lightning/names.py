@@ -164,9 +164,7 @@ class LightningNames:
     @property
     def training(self) -> bool:
         """Return whether a fit is running and no validation inside it."""
-        state = self._own.state
-        is_fitting = state.stage == "fit" and self._own._run is not None
-        return is_fitting and not self._evaluating and not self.sanity_checking
+        return self._in("fit") and not self._evaluating and not self.sanity_checking
 
     @property
     def validating(self) -> bool:

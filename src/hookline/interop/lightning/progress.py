@@ -215,8 +215,7 @@ class EvaluationBatches(Part):
         if run is None or not run.data.loaders.get(self._kind) or getattr(own, "is_tuned", False):
             return Tracker()
         if own._run is None:
-            lengths = [length for length in own.num_batches(self._kind).values() if length is not None]
-            return _tracker(sum(lengths), "")
+            return _tracker(sum(length or 0 for length in own.num_batches(self._kind).values()), "")
         before = list(own.num_batches(self._kind).values())[: own.state.dataloader_idx]
         return _tracker(sum(length or 0 for length in before) + int(own.state.batch_idx), "training_step")
 

@@ -280,14 +280,21 @@ class Trainer(TrainerSettings):
         run = self._own.validate if stage == "validate" else self._own.test
         self._logger_connector.verbose = verbose
         with self._stage(stage):
-            checkpoint = self._resolved(stage, ckpt_path, module, weights_only)
-            run(module, loaders, datamodule=datamodule, checkpoint=checkpoint, **native)
+            run(
+                module,
+                loaders,
+                datamodule=datamodule,
+                checkpoint=self._resolved(stage, ckpt_path, module, weights_only),
+                **native,
+            )
         return self._results_by_loader()
 
     def _results_by_loader(self) -> list[dict[str, float]]:
         """Return the results of the newest evaluation, a dictionary for each loader."""
-        results = self._logger_connector.results
-        return [{name: number_of(value) for name, value in each.items()} for each in results]
+        return [
+            {name: number_of(value) for name, value in each.items()}
+            for each in self._logger_connector.results
+        ]
 
     def _module(self, stage: str, model: Any, is_plain: bool = False) -> Any:
         """Return the module of a stage; one that `torch.compile` has wrapped is unwrapped.

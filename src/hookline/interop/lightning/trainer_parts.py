@@ -171,8 +171,7 @@ class StrategyView(ShownAs):
 
     @property
     def _shown_as(self) -> tuple[str, str]:
-        own = type(self._own.strategy).__name__
-        return "strategies", self.CLASSES.get(own, "SingleDeviceStrategy")
+        return "strategies", self.CLASSES.get(type(self._own.strategy).__name__, "SingleDeviceStrategy")
 
     zero_stage_3: ClassVar[bool] = False
     """An attribute of DeepSpeed's strategy, which the model summary reads."""

@@ -225,8 +225,11 @@ class Tuner:
 
     def _has_theirs(self, model: Any) -> bool:
         """Return whether Lightning's search can run a module of this dialect."""
-        is_ours = isinstance(self._trainer, HooklineTrainer)
-        return isinstance(model, HyperParameters) and not is_ours and bool(installed("tuner.tuning", "Tuner"))
+        return (
+            isinstance(model, HyperParameters)
+            and not isinstance(self._trainer, HooklineTrainer)
+            and bool(installed("tuner.tuning", "Tuner"))
+        )
 
     def _theirs(self, method: str) -> Any:
         if isinstance(self._trainer, HooklineTrainer):

@@ -68,9 +68,8 @@ class ArgsView:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the arguments as plain data, which the callbacks of trackers log as hyper-parameters."""
-        plain = (bool, int, float, str, list, type(None))
         return {
-            name: value if isinstance(value, plain) else str(value)
+            name: value if isinstance(value, bool | int | float | str | list | None) else str(value)
             for name, value in vars(self).items()
             if not name.startswith("_")
         }
