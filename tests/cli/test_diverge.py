@@ -135,7 +135,7 @@ def test_runs_of_a_program_get_the_interval_and_the_lines_for_the_program(
     assert out.startswith("A and B diverge between step 3, which is equal, and step 6: weights.")
     assert "the step cannot be narrowed: a was started by a program" in out
     assert "running" not in out and "not known yet" in out
-    assert "with hookline.rewound('a', to=6, since=3, module=..., train=..., out='again-a'" in out
+    assert "with hookline.rewound('a', to=6, since=3, module=..., train=..., hooks=..., out='again-a'" in out
 
 
 def test_runs_of_hand_written_loops_are_not_run_again(capsys: pytest.CaptureFixture[str]) -> None:

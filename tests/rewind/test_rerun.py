@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from rewind.rewound_runs import SEED, Digests, Noisy, data, digest, hooks, make_module, record, tree
+from tiny import Net, batches, quiet
 
 import hookline
 from hookline import Hook, HooklineError, Logger, OptionError, Trainer, every
@@ -531,3 +532,13 @@ def test_a_probe_that_goes_back_again_and_again_does_not_run_for_ever(
     run = again(recorded[0], 8, probes=[Returns()])
     with pytest.raises(HooklineError, match="goes back at step 7 for the second time"), run.paused():
         pass
+
+
+def test_a_hook_of_the_program_that_is_not_passed_again_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    quiet(seed=SEED, run_dir=tmp_path, logger=True, hooks=[GoesBack(99)]).fit(Net(), batches(3))
+    for passed in ([], [GoesBack(99)]):
+        caplog.clear()
+        make_run_again(tmp_path, 2, {"module": Net(), "train": batches(3)}, passed)
+        assert ("ran with the hook 'goes_back'" in caplog.text) == (not passed)

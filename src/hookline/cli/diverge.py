@@ -162,10 +162,13 @@ def python_form(report: DivergeReport) -> list[str]:
     """Return how a program narrows the step."""
     found = report.divergence
     assert found is not None
-    lines = ["in Python, run both again with what the program passed to fit, then compare the copies:"]
+    lines = [
+        "in Python, run both again with what the program passed to fit and all of its hooks, then "
+        "compare the copies:"
+    ]
     for path, name in zip(report.paths, ("again-a", "again-b"), strict=True):
         lines.append(
             f"  with hookline.rewound({str(path)!r}, to={found.step}, since={found.last_equal or 0}, "
-            f"module=..., train=..., out={name!r}, digest={DETAILS}): pass"
+            f"module=..., train=..., hooks=..., out={name!r}, digest={DETAILS}): pass"
         )
     return [*lines, "  hookline diverge again-a again-b"]

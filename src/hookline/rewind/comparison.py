@@ -31,8 +31,10 @@ class Difference:
     now: Any
 
     def __str__(self) -> str:
-        scope = "" if self.over in ("", "step") else f" ({self.over})"
-        return f"step {self.step}{scope}: {self.name} was {self.recorded!r}, and is now {self.now!r}"
+        return (
+            f"step {self.step}{'' if self.over in ('', 'step') else f' ({self.over})'}: {self.name} was "
+            f"{self.recorded!r}, and is now {self.now!r}"
+        )
 
     def data(self) -> dict[str, Any]:
         """Return it as plain data."""

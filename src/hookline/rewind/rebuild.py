@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -21,6 +22,7 @@ from hookline.training.trainer import Trainer
 from hookline.util.errors import HooklineError, OptionError
 from hookline.util.text import HIDDEN_VALUE
 
+log = logging.getLogger("hookline")
 REPLACED: Mapping[str, Any] = {"control": False, "enable_progress_bar": False, "checkpoint": False}
 """Options that a run has when it runs again: it is not controlled from outside, shows and saves nothing."""
 DROPPED = ("run_dir", "default_root_dir", "trace", "logger", *REPLACED)
@@ -201,13 +203,22 @@ def from_program(
 
 
 def _refuse_missing_hooks(recorded: RecordedRun, trainer: Trainer) -> None:
-    """Raise if the program does not pass a built-in hook that the run had and that changes its training."""
-    there = recorded.record.get("hooks")
-    here = {entry.name for entry in trainer.hooks.entries()}
-    own = {path.replace(":", "."): name for name, path in offered_hooks().items()}
+    """Raise if the program does not pass a built-in hook that the run had and that changes its training. Warn
+    of any other: it is not known what it changes.
+    """
+    there, here = recorded.record.get("hooks"), {entry.name for entry in trainer.hooks.entries()}
+    offered = {path.replace(":", "."): name for name, path in offered_hooks().items()}
     for name, about in there.items() if isinstance(there, dict) else ():
-        path = about.get("class") if isinstance(about, dict) else None
-        if name not in here and path in own and not why_left_out(hook_class(own[path])):
+        path = str(about.get("class")) if isinstance(about, dict) else ""
+        if name not in here and path not in offered:
+            log.warning(
+                "%s ran with the hook %r (%s), which hooks=[...] does not have. If it changes the training, "
+                "this run is another one.",
+                recorded.path,
+                name,
+                path,
+            )
+        elif name not in here and not why_left_out(hook_class(offered[path])):
             raise HooklineError(
                 f"The recorded run had the hook {name!r} ({path}), which takes part in the training, and "
                 f"hooks=[...] does not have it. Pass all hooks of the run; those that only observe are left "

@@ -130,8 +130,13 @@ class RunAgain:
             options.max_time = None  # the limit was for the recorded run
             trainer.shows_model = False
             with _instead(trainer, roll_back=self._roll_back, remove_checkpoint=lambda path: None):
-                rules = PausingRules(self._after_update, self._keeps if keeps_failure else None)
-                fit = paused_fit(trainer, self.arguments, self._find_start, rules, self._prepare)
+                fit = paused_fit(
+                    trainer,
+                    self.arguments,
+                    self._find_start,
+                    PausingRules(self._after_update, self._keeps if keeps_failure else None),
+                    self._prepare,
+                )
                 try:
                     run = stack.enter_context(fit)
                 except NotReached as ended:
@@ -236,8 +241,9 @@ class RunAgain:
         """Go back to the checkpoint that the recorded run went back to, or to one that this run has saved."""
         waiting = self._rollbacks[self._rollbacks_done :]
         if waiting:
-            known = _is_checkpoint(waiting[0])
-            to, before = (waiting[0]["checkpoint"], None) if known else (None, waiting[0]["step"])
+            to, before = (
+                (waiting[0]["checkpoint"], None) if _is_checkpoint(waiting[0]) else (None, waiting[0]["step"])
+            )
         elif (step := self.trainer.state.step) in self._unrecorded:
             raise HooklineError(
                 f"The run goes back at step {step} for the second time{_because({'reason': reason})}, and "
