@@ -14,7 +14,7 @@ from hookline.util.errors import OptionError, folders_with
 from hookline.util.text import list_some
 
 HOW = "Trainer(digest='every 10 steps'), or hookline fit CONFIG --trainer.digest 'every 10 steps'"
-NOT_KNOWN = "an earlier step has caused it, one without digests; which one and how is not known yet"
+NOT_KNOWN = "a step without digests, before this one, is the cause; which one is not known yet"
 SHARDED = ("FSDP",)
 """Strategies whose ranks hold different parts of the weights."""
 MOST_LATER = 6

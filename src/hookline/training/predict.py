@@ -54,7 +54,7 @@ def predict_batch(run: Run, events: PassEvents, keep: bool) -> None:
         outputs = PREDICTION.step(run.plan)(s)
     except StopTraining as stop:
         s.request_stop(stop.reason)
-        return  # there is no prediction, which a hook at the end of the batch would write
+        return  # without on_predict_batch_end, because hooks would write a prediction that does not exist
     events.end_batch(outputs)
     if keep:
         s.predictions[s.dataloader_idx].append(outputs)
